@@ -1,0 +1,44 @@
+/* contract.cl: what a codec's device body is given and must define. It is included once per role, with
+ *
+ *   KVL_FN(name)      the role's name of a function              KVL_IS_K  1 in the key role, 0 in the value role
+ *   KVL_D             head_dim                                   KVL_P     tokens of a page (= of a block)
+ *   KVL_OPT_<X>       what the codec's defines() gave
+ *   KVL_NQ            query rows that share a read (query heads a kv head x query tokens of a tile)
+ *   KVL_SLICE         tokens of one scores()/accumulate() call, a multiple of 16; t0 is a multiple of it
+ *   KVL_QS            address space of q, aux, p, out, acc
+ *
+ * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t
+ *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x
+ * optional (KVL_HAS_SCORES)
+ *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
+ *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE
+ * optional (KVL_HAS_ACCUMULATE)
+ *           void  KVL_FN(accumulate)(block, table, t0, p, acc)      acc[r * KVL_D + c] += sum_i p[r * KVL_B + i] * token t0 + i
+ *
+ * block points to a page of this role, 16-byte aligned at least as its shape() asked; slots never written hold zeros.
+ * table is the stream's calibration table or a null pointer. A body undefines the macros it defines.
+ * Non-finite inputs are replaced with kvl_clamp_half() by codecs that store 16-bit or narrower numbers. */
+
+/* Full-precision rows that encode() reads: tokens first, first + 1, ... of a stream, wherever they are. */
+typedef struct {
+    const KVL_GLOBAL float *stage; /* this side of the ubatch, row stride stage_stride floats, tokens from stage_token on */
+    const KVL_GLOBAL uchar *exact; /* sink rows, then the ring of tail rows; KVL_EXACT_HALF: binary16, else binary32 */
+    ulong stage_stride;
+    uint stage_token, first, sink, ring; /* ring: tail rows */
+} kvl_rows;
+
+/* Row index in `exact` of a token that is not in the stage. */
+uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + token % x.ring; }
+
+/* Channel c of row i. */
+float kvl_row_at(kvl_rows x, uint i, uint c)
+{
+    const uint token = x.first + i;
+    if (token >= x.stage_token) return x.stage[(ulong)(token - x.stage_token) * x.stage_stride + c];
+    const ulong at = (ulong)kvl_exact_index(x, token) * KVL_D + c;
+#if KVL_EXACT_HALF
+    return kvl_load_half(x.exact, at);
+#else
+    return ((const KVL_GLOBAL float *)x.exact)[at];
+#endif
+}

@@ -1,0 +1,19 @@
+/* embed.cl: rows of a packed matrix by token id, dequantized. A work-item makes one row. ids outside first_row .. first_row + n_rows - 1
+ * are another part's. */
+kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_cols, uint first_row, uint n_rows, const global int *ids,
+                      ulong ids_offset, global float *y, ulong y_offset, ulong y_stride)
+{
+    const uint t = get_global_id(0), row = (uint)ids[ids_offset + t] - first_row;
+    if (row >= n_rows) return;
+    const global ushort *panel = w + row / 16 * ((ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8));
+    y += y_offset + t * y_stride;
+    for (uint b = 0; b < n_blocks; b++) {
+        float16 o[32];
+        w_load32(panel, b, o);
+        for (uint k = 0; k < min(32u, n_cols - b * 32); k++) {
+            float lane[16];
+            vstore16(o[k], 0, lane);
+            y[b * 32 + k] = lane[row % 16];
+        }
+    }
+}

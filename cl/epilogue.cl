@@ -1,0 +1,27 @@
+/* epilogue.cl: what becomes of the products of a pair of panels. */
+#define KVL_STORE 0
+#define KVL_ADD 1    /* y += product: the residual */
+#define KVL_SWIGLU 2 /* even panels are gates, odd ones values: y = silu(gate) * value, half as many outputs */
+
+/* The first min(n, 16) lanes. */
+void kvl_store_lanes(global float *y, uint n, float16 v, bool add)
+{
+    if (n >= 16) {
+        vstore16(add ? vload16(0, y) + v : v, 0, y);
+        return;
+    }
+    float lane[16];
+    vstore16(v, 0, lane);
+    for (uint i = 0; i < n; i++) y[i] = add ? y[i] + lane[i] : lane[i];
+}
+
+/* Panels 2 pair and 2 pair + 1 (which may be missing) of n outputs in all. */
+void kvl_store_pair(global float *y, uint pair, uint n, float16 even, float16 odd, uint epilogue)
+{
+    if (epilogue == KVL_SWIGLU) {
+        kvl_store_lanes(y + pair * 16, n - pair * 16, even / (1.0f + exp(-even)) * odd, false);
+        return;
+    }
+    kvl_store_lanes(y + pair * 32, n - pair * 32, even, epilogue == KVL_ADD);
+    if (n > pair * 32 + 16) kvl_store_lanes(y + pair * 32 + 16, n - pair * 32 - 16, odd, epilogue == KVL_ADD);
+}

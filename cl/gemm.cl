@@ -1,0 +1,65 @@
+/* gemm.cl: Y[T][rows] = X[T][cols] W^T for many tokens, f32 activations.
+ *
+ * One work-item owns a pair of panels and a chunk of tokens. A panel is dequantized once a chunk into local memory, KVL_GEMM_COLS
+ * columns at a time, and multiplied with KVL_GEMM_TILE tokens in registers. An output is one fma chain over the columns in order,
+ * wherever the chunks end: the same bits as kvl_gemv, for any number of tokens. */
+
+/* Columns dequantized at once; a multiple of 32. */
+#ifndef KVL_GEMM_COLS
+#define KVL_GEMM_COLS 192
+#endif
+/* Tokens a work-item handles; a multiple of the tile. Local memory is 64 (COLS + 2 TOKENS) bytes. */
+#ifndef KVL_GEMM_TOKENS
+#define KVL_GEMM_TOKENS 96
+#endif
+/* Tokens in registers; 6 accumulators of 16 floats, weight and activation fill AVX2's 16 registers. */
+#ifndef KVL_GEMM_TILE
+#define KVL_GEMM_TILE 6
+#endif
+
+/* acc[i][row] += sum_k w[k][row] * x[i][k] */
+void kvl_gemm_tile(const local float16 *w, const global float *const *x, uint n, local float16 *acc)
+{
+    float16 a[KVL_GEMM_TILE];
+#pragma unroll
+    for (uint i = 0; i < KVL_GEMM_TILE; i++) a[i] = acc[i];
+    for (uint k = 0; k < n; k++)
+#pragma unroll
+        for (uint i = 0; i < KVL_GEMM_TILE; i++) a[i] = fma(w[k], (float16)x[i][k], a[i]);
+#pragma unroll
+    for (uint i = 0; i < KVL_GEMM_TILE; i++) acc[i] = a[i];
+}
+
+/* Grid: pairs of panels, token chunks. n_blocks: blocks of 32 columns. n_out: outputs of these panels. chunk: tokens a work-item.
+ * Activation rows are n_blocks * 32 floats, zero beyond the matrix's columns. */
+__attribute__((reqd_work_group_size(1, 1, 1)))
+kernel void kvl_gemm(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
+                     ulong x_offset, ulong x_stride, uint T, uint chunk, global float *y, ulong y_offset, ulong y_stride, uint epilogue)
+{
+    local float16 weights[KVL_GEMM_COLS], acc[2][KVL_GEMM_TOKENS];
+    const uint pair = get_group_id(0), first = get_group_id(1) * chunk, n_tokens = min(chunk, T - first);
+    const uint n_cols = n_blocks * 32;
+    const ulong panel_words = (ulong)(n_cols / KVL_W_COLS) * (KVL_W_BYTES * 8);
+    x += x_offset + first * x_stride;
+    for (uint h = 0; h < 2 && pair * 2 + h < n_panels; h++) {
+        const global ushort *panel = w + (pair * 2 + h) * panel_words;
+        for (uint t = 0; t < chunk; t++) acc[h][t] = 0;
+        for (uint c = 0; c < n_cols; c += KVL_GEMM_COLS) {
+            const uint n = min((uint)KVL_GEMM_COLS, n_cols - c);
+            for (uint b = 0; b < n / 32; b++) {
+                float16 o[32];
+                w_load32(panel, c / 32 + b, o);
+#pragma unroll
+                for (uint k = 0; k < 32; k++) weights[b * 32 + k] = o[k];
+            }
+            for (uint t = 0; t < n_tokens; t += KVL_GEMM_TILE) {
+                const global float *rows[KVL_GEMM_TILE];
+#pragma unroll
+                for (uint i = 0; i < KVL_GEMM_TILE; i++) rows[i] = x + min(t + i, n_tokens - 1) * x_stride + c;
+                kvl_gemm_tile(weights, rows, n, acc[h] + t);
+            }
+        }
+    }
+    for (uint t = 0; t < n_tokens; t++)
+        kvl_store_pair(y + y_offset + (first + t) * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
+}

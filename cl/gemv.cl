@@ -1,0 +1,123 @@
+/* gemv.cl: Y[T][rows] = X[T][cols] W^T for T <= KVL_GEMV_T tokens; each weight is read once.
+ *
+ * kvl_gemv: f32 activations, one fma chain over the columns in order an output, as in gemm.cl: the same bits. Two panels go side by
+ * side, so that their chains overlap.
+ * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch costs more), products summed
+ * in 16-bit integers.
+ * A work-group goes through a contiguous range of pairs of panels. */
+
+/* Tokens: rows beyond T repeat the last one and are not stored. */
+#ifndef KVL_GEMV_T
+#define KVL_GEMV_T 1
+#endif
+
+__attribute__((reqd_work_group_size(1, 1, 1)))
+kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
+                     ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue)
+{
+    const uint n_pairs = (n_panels + 1) / 2;
+    const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
+    const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
+    const global float *rows[KVL_GEMV_T];
+#pragma unroll
+    for (uint t = 0; t < KVL_GEMV_T; t++) rows[t] = x + x_offset + min(t, T - 1) * x_stride;
+    for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
+        const global ushort *even = w + 2 * pair * panel_words, *odd = w + min(2 * pair + 1, n_panels - 1) * panel_words;
+        float16 acc[KVL_GEMV_T][2];
+#pragma unroll
+        for (uint t = 0; t < KVL_GEMV_T; t++) acc[t][0] = acc[t][1] = 0;
+        for (uint b = 0; b < n_blocks; b++) {
+            float16 o[2][32];
+            w_load32(even, b, o[0]);
+            w_load32(odd, b, o[1]);
+#pragma unroll
+            for (uint k = 0; k < 32; k++)
+#pragma unroll
+                for (uint t = 0; t < KVL_GEMV_T; t++)
+#pragma unroll
+                    for (uint h = 0; h < 2; h++) acc[t][h] = fma(o[h][k], (float16)rows[t][b * 32 + k], acc[t][h]);
+        }
+        for (uint t = 0; t < min((uint)KVL_GEMV_T, T); t++)
+            kvl_store_pair(y + y_offset + t * y_stride, pair, n_out, acc[t][0], acc[t][1], epilogue);
+    }
+}
+
+#ifdef KVL_W_RUN
+/* 32 activations to codes in -127..127; returns (scale, sum of codes). A NaN or infinity among them makes the scale NaN. */
+float2 kvl_quantize32(const global float *x, local short *code)
+{
+    const float16 a = vload16(0, x), b = vload16(1, x);
+    const float largest = kvl_max16(fmax(fabs(a), fabs(b)));
+    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+    const float16 low = rint(a * inverse), high = rint(b * inverse);
+    const float sum = kvl_sum16(low + high);
+    vstore16(convert_short16(convert_int16(low)), 0, code);
+    vstore16(convert_short16(convert_int16(high)), 1, code);
+    return (float2)(largest / 127.0f + 0.0f * sum, sum);
+}
+
+/* Sum of code[k] * x[k] over one scale group, in runs that fit in 16 bits. */
+float16 kvl_dot(const short16 *code, const local short *x)
+{
+    int16 sum = 0;
+#pragma unroll
+    for (uint i = 0; i < KVL_W_GROUP; i += KVL_W_RUN) {
+        short16 part = 0;
+#pragma unroll
+        for (uint k = 0; k < KVL_W_RUN; k++) part += code[i + k] * x[i + k];
+        sum += convert_int16(part);
+    }
+    return convert_float16(sum);
+}
+
+/* acc[t] += block b of a panel times block b of token t. */
+void kvl_dot32(const global ushort *panel, uint b, uint n_blocks, const local short *x, const local float2 *s, float16 *acc)
+{
+    const global ushort *p = KVL_W_COLUMN(panel, b * 32 / KVL_W_COLS);
+    const uint i = b % (KVL_W_COLS / 32);
+    short16 code[32];
+    w_codes(p, i, code);
+#pragma unroll
+    for (uint g = 0; g < 32 / KVL_W_GROUP; g++) {
+        const float16 scale = w_scale(p, i * (32 / KVL_W_GROUP) + g);
+#if KVL_W_HAS_MIN
+        const float16 min = w_min(p, i * (32 / KVL_W_GROUP) + g);
+#endif
+#pragma unroll
+        for (uint t = 0; t < KVL_GEMV_T; t++) {
+            const uint at = t * n_blocks + b;
+#if KVL_W_HAS_MIN
+            acc[t] = fma(min, (float16)(s[at].x * s[at].y), acc[t]);
+#endif
+            acc[t] = fma(kvl_dot(code + g * KVL_W_GROUP, x + at * 32 + g * KVL_W_GROUP), scale * s[at].x, acc[t]);
+        }
+    }
+}
+
+/* code, scale: local room for KVL_GEMV_T * n_blocks blocks. */
+__attribute__((reqd_work_group_size(1, 1, 1)))
+kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
+                          ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue,
+                          local short *code, local float2 *scale)
+{
+    const uint n_pairs = (n_panels + 1) / 2;
+    const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
+    const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
+    for (uint t = 0; t < KVL_GEMV_T; t++)
+        for (uint b = 0; b < n_blocks; b++)
+            scale[t * n_blocks + b] =
+                kvl_quantize32(x + x_offset + min(t, T - 1) * x_stride + b * 32, code + (t * n_blocks + b) * 32);
+    for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
+        float16 acc[2][KVL_GEMV_T];
+        for (uint h = 0; h < 2; h++) {
+            const global ushort *panel = w + min(2 * pair + h, n_panels - 1) * panel_words;
+#pragma unroll
+            for (uint t = 0; t < KVL_GEMV_T; t++) acc[h][t] = 0;
+            for (uint b = 0; b < n_blocks; b++) kvl_dot32(panel, b, n_blocks, code, scale, acc[h]);
+        }
+#pragma unroll
+        for (uint t = 0; t < KVL_GEMV_T; t++)
+            if (t < T) kvl_store_pair(y + y_offset + t * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
+    }
+}
+#endif

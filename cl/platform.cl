@@ -1,0 +1,34 @@
+/* platform.cl: address-space words and small helpers shared by all cache kernels. The same text compiles as C11 for sanitizer tests
+ * (tests/codec/device_as_c.h supplies the OpenCL words). Scalar code here is IEEE: contraction off, fma() written out where wanted. */
+#ifdef __OPENCL_VERSION__
+#pragma OPENCL FP_CONTRACT OFF
+#define KVL_GLOBAL global
+#define KVL_LOCAL local
+#define KVL_VECTORS 1 /* 16-wide vector types exist */
+#endif
+
+/* Largest finite binary16: what non-finite and larger inputs are clamped to before they are stored in 16 bits. */
+#define KVL_HALF_MAX 65504.0f
+
+float kvl_clamp_half(float x) { return isnan(x) ? 0.0f : fmin(fmax(x, -KVL_HALF_MAX), KVL_HALF_MAX); }
+
+/* Binary16 element i at p (2-byte aligned). */
+float kvl_load_half(const KVL_GLOBAL uchar *p, ulong i) { return vload_half(i, (const KVL_GLOBAL half *)p); }
+void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, i, (KVL_GLOBAL half *)p); }
+
+#ifdef KVL_VECTORS
+float kvl_sum16(float16 v)
+{
+    const float8 a = v.lo + v.hi;
+    const float4 b = a.lo + a.hi;
+    const float2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+float kvl_max16(float16 v)
+{
+    const float8 a = fmax(v.lo, v.hi);
+    const float4 b = fmax(a.lo, a.hi);
+    const float2 c = fmax(b.lo, b.hi);
+    return fmax(c.x, c.y);
+}
+#endif

@@ -1,0 +1,10 @@
+/* BF16: a column is 32 words, each the high half of a binary32. */
+#define KVL_W_COLS 32
+#define KVL_W_BYTES 64
+
+void w_load32(const global ushort *panel, ulong b, float16 *o)
+{
+    const global ushort *p = KVL_W_COLUMN(panel, b);
+#pragma unroll
+    for (uint i = 0; i < 32; i++) o[i] = as_float16(convert_uint16(w_word(p, i)) << 16);
+}

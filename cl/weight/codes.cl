@@ -1,0 +1,25 @@
+/* codes.cl: w_load32 of the types whose weights are codes: columns 32 b .. 32 b + 31 of a panel's 16 rows, bit-equal to the C reference.
+ * A product scale * code has at most 24 significant bits: it is exact, and the fma rounds once, like the reference. */
+#ifdef KVL_W_RUN
+void w_load32(const global ushort *panel, ulong b, float16 *o)
+{
+    const global ushort *p = KVL_W_COLUMN(panel, b * 32 / KVL_W_COLS);
+    const uint i = b % (KVL_W_COLS / 32);
+    short16 code[32];
+    w_codes(p, i, code);
+#pragma unroll
+    for (uint g = 0; g < 32 / KVL_W_GROUP; g++) {
+        const float16 scale = w_scale(p, i * (32 / KVL_W_GROUP) + g);
+#if KVL_W_HAS_MIN
+        const float16 min = w_min(p, i * (32 / KVL_W_GROUP) + g);
+#endif
+#pragma unroll
+        for (uint k = g * KVL_W_GROUP; k < (g + 1) * KVL_W_GROUP; k++)
+#if KVL_W_HAS_MIN
+            o[k] = fma(convert_float16(convert_int16(code[k])), scale, min);
+#else
+            o[k] = convert_float16(convert_int16(code[k])) * scale;
+#endif
+    }
+}
+#endif

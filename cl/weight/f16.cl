@@ -1,0 +1,10 @@
+/* F16: a column is 32 words. */
+#define KVL_W_COLS 32
+#define KVL_W_BYTES 64
+
+void w_load32(const global ushort *panel, ulong b, float16 *o)
+{
+    const global ushort *p = KVL_W_COLUMN(panel, b);
+#pragma unroll
+    for (uint i = 0; i < 32; i++) o[i] = w_half(p, i);
+}

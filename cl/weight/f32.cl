@@ -1,0 +1,11 @@
+/* F32: a column is 32 floats, each as its low and its high word. */
+#define KVL_W_COLS 32
+#define KVL_W_BYTES 128
+
+void w_load32(const global ushort *panel, ulong b, float16 *o)
+{
+    const global ushort *p = KVL_W_COLUMN(panel, b);
+#pragma unroll
+    for (uint i = 0; i < 32; i++)
+        o[i] = as_float16(convert_uint16(w_word(p, 2 * i)) | convert_uint16(w_word(p, 2 * i + 1)) << 16);
+}

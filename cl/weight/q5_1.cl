@@ -1,0 +1,15 @@
+/* Q5_1: f16 d | f16 m | high bits [4] | nibbles [16]        d code + m */
+#define KVL_W_COLS 32
+#define KVL_W_BYTES 24
+#define KVL_W_GROUP 32
+#define KVL_W_RUN 8
+#define KVL_W_HAS_MIN 1
+
+void w_codes(const global ushort *p, uint i, short16 *code)
+{
+    w_nibbles(p + 4 * 16, code);
+    w_fifth_bits(p + 2 * 16, code);
+}
+
+float16 w_scale(const global ushort *p, uint g) { return w_half(p, 0); }
+float16 w_min(const global ushort *p, uint g) { return w_half(p, 1); }

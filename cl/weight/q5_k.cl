@@ -1,0 +1,20 @@
+/* Q5_K: f16 d | f16 dmin | scales and minima [12] | high bits [32] | nibbles [128]        (d s) code - (dmin m)
+ * Groups 2 j and 2 j + 1 are the low and the high nibbles of the 32 bytes at 32 j; bit i of high byte k is the fifth bit of code k of
+ * group i. */
+#define KVL_W_COLS 256
+#define KVL_W_BYTES 176
+#define KVL_W_GROUP 32
+#define KVL_W_RUN 8
+#define KVL_W_HAS_MIN 1
+
+void w_codes(const global ushort *p, uint i, short16 *code)
+{
+    short16 high[32];
+    w_bit_fields(p + (24 + i / 2 * 16) * 16, i % 2 * 4, 15, code);
+    w_bit_fields(p + 8 * 16, i, 1, high);
+#pragma unroll
+    for (uint k = 0; k < 32; k++) code[k] |= high[k] << (short)4;
+}
+
+float16 w_scale(const global ushort *p, uint g) { return w_k_scale(p, g); }
+float16 w_min(const global ushort *p, uint g) { return w_k_min(p, g); }

@@ -1,0 +1,68 @@
+/* Device body of f32 and f16 (KVL_OPT_HALF). Keys channel-major [D][P], so that 16 tokens of one channel are one load;
+ * values token-major [P][D], so that 16 channels of one token are. */
+#if KVL_IS_K
+#define AT(t, c) ((ulong)(c) * KVL_P + (t))
+#else
+#define AT(t, c) ((ulong)(t) * KVL_D + (c))
+#endif
+#if KVL_OPT_HALF
+#define LOAD(block, i) kvl_load_half(block, i)
+#define LOAD16(block, i) vload_half16(0, (const KVL_GLOBAL half *)(block) + (i))
+#else
+#define LOAD(block, i) ((const KVL_GLOBAL float *)(block))[i]
+#define LOAD16(block, i) vload16(0, (const KVL_GLOBAL float *)(block) + (i))
+#endif
+
+void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
+{
+    for (uint i = 0; i < 8; i++) o[i] = LOAD(block, AT(t, c + i));
+}
+
+void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows x)
+{
+    for (uint i = 0; i < n; i++)
+        for (uint c = 0; c < KVL_D; c++) {
+            const float value = kvl_row_at(x, i, c);
+#if KVL_OPT_HALF
+            kvl_store_half(block, AT(t0 + i, c), kvl_clamp_half(value));
+#else
+            ((KVL_GLOBAL float *)block)[AT(t0 + i, c)] = value;
+#endif
+        }
+}
+
+#ifdef KVL_VECTORS
+#if KVL_IS_K
+void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
+
+void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q,
+                    const KVL_QS float *aux, KVL_QS float *out)
+{
+    for (uint t = 0; t < KVL_SLICE; t += 16) {
+        float16 dot[KVL_NQ];
+        for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+        for (uint c = 0; c < KVL_D; c++) {
+            const float16 k = LOAD16(block, AT(t0 + t, c));
+            for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], k, dot[r]);
+        }
+        for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[r], 0, out + r * KVL_B + t);
+    }
+}
+#else
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+{
+    for (uint c = 0; c < KVL_D; c += 16) {
+        float16 sum[KVL_NQ];
+        for (uint r = 0; r < KVL_NQ; r++) sum[r] = vload16(0, acc + r * KVL_D + c);
+        for (uint t = 0; t < KVL_SLICE; t++) {
+            const float16 v = LOAD16(block, AT(t0 + t, c));
+            for (uint r = 0; r < KVL_NQ; r++) sum[r] = fma(p[r * KVL_B + t], v, sum[r]);
+        }
+        for (uint r = 0; r < KVL_NQ; r++) vstore16(sum[r], 0, acc + r * KVL_D + c);
+    }
+}
+#endif
+#endif
+#undef AT
+#undef LOAD
+#undef LOAD16

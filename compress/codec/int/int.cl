@@ -1,0 +1,215 @@
+/* Device body of the integer codecs (KVL_OPT_BITS 8 or 4). Layout and arithmetic: card.md.
+ * Byte b of a token: K [bytes][P], V [P][bytes]; then scale (and zero) per group and token, binary16. */
+#define GROUP KVL_OPT_GROUP
+#define N_GROUPS (KVL_D / GROUP)
+#define PER_BYTE (8 / KVL_OPT_BITS)
+#define SPAN (GROUP / PER_BYTE) /* bytes a group; channels of one byte are SPAN apart */
+#define TOKEN_BYTES (KVL_D / PER_BYTE)
+#define LEVEL_MAX ((1 << KVL_OPT_BITS) - 1)
+#define CODE_MASK LEVEL_MAX
+#if KVL_IS_K
+#define BYTE_AT(t, b) ((ulong)(b) * KVL_P + (t))
+#else
+#define BYTE_AT(t, b) ((ulong)(t) * TOKEN_BYTES + (b))
+#endif
+#if KVL_OPT_ASYM
+#define PARAMS 2
+#define OFFSET 0.0f
+#define SCALE_STEPS LEVEL_MAX
+#else
+#define PARAMS 1
+#define OFFSET ((float)(1 << (KVL_OPT_BITS - 1)))
+#define SCALE_STEPS ((1 << (KVL_OPT_BITS - 1)) - 1)
+#endif
+#define PARAM_BASE(block) ((block) + (ulong)TOKEN_BYTES * KVL_P)
+#define SCALE_AT(g, t) ((ulong)(g) * PARAMS * KVL_P + (t))
+#define ZERO_AT(g, t) (SCALE_AT(g, t) + KVL_P)
+
+/* Value at code 0 of a group: zero point, or -OFFSET steps. */
+float KVL_FN(base)(const KVL_GLOBAL uchar *params, uint g, uint t, float scale)
+{
+#if KVL_OPT_ASYM
+    return kvl_load_half(params, ZERO_AT(g, t));
+#else
+    return -OFFSET * scale;
+#endif
+}
+
+void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
+{
+    const KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    for (uint i = 0; i < 8; i++) {
+        const uint g = (c + i) / GROUP, in_group = (c + i) % GROUP;
+        const uint code = block[BYTE_AT(t, g * SPAN + in_group % SPAN)] >> (in_group / SPAN * KVL_OPT_BITS) & CODE_MASK;
+        const float scale = kvl_load_half(params, SCALE_AT(g, t));
+#if KVL_OPT_ASYM
+        o[i] = fma((float)code, scale, kvl_load_half(params, ZERO_AT(g, t)));
+#else
+        o[i] = ((float)code - OFFSET) * scale;
+#endif
+    }
+}
+
+/* Nearest integer of the exact quotient d / scale, ties to even, whatever the rounding of the device's division (card.md). */
+float KVL_FN(quotient)(float d, float scale)
+{
+    if (scale == 0.0f) return 0.0f;
+    float q = rint(d * (1.0f / scale));
+    q = fmin(fmax(q, -512.0f), 512.0f);
+    const float rest = fma(-q, scale, d), half_step = 0.5f * scale;
+    const int odd = (int)q & 1;
+    if (rest > half_step || (rest == half_step && odd)) q += 1.0f;
+    else if (rest < -half_step || (rest == -half_step && odd)) q -= 1.0f;
+    return q;
+}
+
+/* range / SCALE_STEPS, correctly rounded (one Newton step on the reciprocal's product). */
+float KVL_FN(step)(float range)
+{
+    const float n = (float)SCALE_STEPS, inverse = 1.0f / (float)SCALE_STEPS;
+    const float t = range * inverse;
+    return fma(fma(-t, n, range), inverse, t);
+}
+
+void KVL_FN(encode_group)(KVL_GLOBAL uchar *block, uint t, uint g, kvl_rows x, uint row)
+{
+    KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    float low = kvl_clamp_half(kvl_row_at(x, row, g * GROUP)), high = low;
+    for (uint i = 1; i < GROUP; i++) {
+        const float value = kvl_clamp_half(kvl_row_at(x, row, g * GROUP + i));
+        low = fmin(low, value);
+        high = fmax(high, value);
+    }
+#if KVL_OPT_ASYM
+    kvl_store_half(params, SCALE_AT(g, t), fmin(KVL_FN(step)(high - low), KVL_HALF_MAX));
+    kvl_store_half(params, ZERO_AT(g, t), low);
+    const float zero = kvl_load_half(params, ZERO_AT(g, t)), lowest = 0.0f, highest = (float)LEVEL_MAX;
+#else
+    kvl_store_half(params, SCALE_AT(g, t), KVL_FN(step)(fmax(fabs(low), fabs(high))));
+    const float zero = 0.0f, lowest = -(float)SCALE_STEPS, highest = (float)SCALE_STEPS;
+#endif
+    const float scale = kvl_load_half(params, SCALE_AT(g, t));
+    for (uint b = 0; b < SPAN; b++) {
+        uint packed = 0;
+        for (uint j = 0; j < PER_BYTE; j++) {
+            const float value = kvl_clamp_half(kvl_row_at(x, row, g * GROUP + j * SPAN + b));
+            const float q = fmin(fmax(KVL_FN(quotient)(value - zero, scale), lowest), highest);
+            packed |= (uint)(q + OFFSET) << (j * KVL_OPT_BITS);
+        }
+        block[BYTE_AT(t, g * SPAN + b)] = (uchar)packed;
+    }
+}
+
+void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows x)
+{
+    for (uint i = 0; i < n; i++)
+        for (uint g = 0; g < N_GROUPS; g++) KVL_FN(encode_group)(block, t0 + i, g, x, i);
+}
+
+#ifdef KVL_VECTORS
+#define CODES(bytes, j) convert_float16((bytes) >> (uchar)((j)*KVL_OPT_BITS) & (uchar)CODE_MASK)
+#if KVL_IS_K
+/* aux[g] = sum of q over the group: the zero point's share of every score. */
+void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
+{
+    for (uint g = 0; g < N_GROUPS; g++) {
+        float sum = 0.0f;
+        for (uint i = 0; i < GROUP; i++) sum += q[g * GROUP + i];
+        aux[g] = sum;
+    }
+}
+
+void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q,
+                    const KVL_QS float *aux, KVL_QS float *out)
+{
+    const KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    for (uint t = 0; t < KVL_SLICE; t += 16) {
+        float16 total[KVL_NQ];
+        for (uint r = 0; r < KVL_NQ; r++) total[r] = 0.0f;
+        for (uint g = 0; g < N_GROUPS; g++) {
+            float16 dot[KVL_NQ];
+            for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+            for (uint b = 0; b < SPAN; b++) {
+                const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b));
+                for (uint j = 0; j < PER_BYTE; j++) {
+                    const float16 k = CODES(bytes, j);
+                    for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[r]);
+                }
+            }
+            const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t));
+#if KVL_OPT_ASYM
+            const float16 base = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t));
+#else
+            const float16 base = -OFFSET * scale;
+#endif
+            for (uint r = 0; r < KVL_NQ; r++) total[r] = fma(dot[r], scale, fma(aux[r * N_GROUPS + g], base, total[r]));
+        }
+        for (uint r = 0; r < KVL_NQ; r++) vstore16(total[r], 0, out + r * KVL_B + t);
+    }
+}
+#else
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+{
+    const KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    for (uint g = 0; g < N_GROUPS; g++) {
+        float scaled[KVL_NQ * KVL_SLICE], base_sum[KVL_NQ]; /* p * scale; sum of p * base */
+        for (uint r = 0; r < KVL_NQ; r++) {
+            float16 sum = 0.0f;
+            for (uint t = 0; t < KVL_SLICE; t += 16) {
+                const float16 weight = vload16(0, p + r * KVL_B + t);
+                const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t));
+                vstore16(weight * scale, 0, scaled + r * KVL_SLICE + t);
+#if KVL_OPT_ASYM
+                sum = fma(weight, vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t)), sum);
+#else
+                sum = fma(weight, -OFFSET * scale, sum);
+#endif
+            }
+            base_sum[r] = kvl_sum16(sum);
+        }
+#if GROUP % (16 * PER_BYTE) == 0
+        for (uint b = 0; b < SPAN; b += 16) {
+            float16 sum[PER_BYTE * KVL_NQ];
+            for (uint j = 0; j < PER_BYTE; j++)
+                for (uint r = 0; r < KVL_NQ; r++) sum[j * KVL_NQ + r] = vload16(0, acc + r * KVL_D + g * GROUP + j * SPAN + b) + base_sum[r];
+            for (uint t = 0; t < KVL_SLICE; t++) {
+                const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b));
+                for (uint j = 0; j < PER_BYTE; j++) {
+                    const float16 v = CODES(bytes, j);
+                    for (uint r = 0; r < KVL_NQ; r++)
+                        sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[j * KVL_NQ + r]);
+                }
+            }
+            for (uint j = 0; j < PER_BYTE; j++)
+                for (uint r = 0; r < KVL_NQ; r++) vstore16(sum[j * KVL_NQ + r], 0, acc + r * KVL_D + g * GROUP + j * SPAN + b);
+        }
+#else
+        for (uint r = 0; r < KVL_NQ; r++)
+            for (uint i = 0; i < GROUP; i++) {
+                float sum = acc[r * KVL_D + g * GROUP + i] + base_sum[r];
+                for (uint t = 0; t < KVL_SLICE; t++) {
+                    const uint code = block[BYTE_AT(t0 + t, g * SPAN + i % SPAN)] >> (i / SPAN * KVL_OPT_BITS) & CODE_MASK;
+                    sum = fma(scaled[r * KVL_SLICE + t], (float)code, sum);
+                }
+                acc[r * KVL_D + g * GROUP + i] = sum;
+            }
+#endif
+    }
+}
+#endif
+#undef CODES
+#endif
+#undef GROUP
+#undef N_GROUPS
+#undef PER_BYTE
+#undef SPAN
+#undef TOKEN_BYTES
+#undef LEVEL_MAX
+#undef CODE_MASK
+#undef BYTE_AT
+#undef PARAMS
+#undef OFFSET
+#undef SCALE_STEPS
+#undef PARAM_BASE
+#undef SCALE_AT
+#undef ZERO_AT

@@ -1,0 +1,107 @@
+#include "text.h"
+#include "mem.h"
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT_MAX = 64 << 20 };
+
+static kvl_status reserve(struct kvl_text *t, size_t extra)
+{
+    const size_t wanted = t->size + extra + 1;
+    if (wanted > TEXT_MAX) return kvl_fail(KVL_E_MEMORY, "text grows beyond %d bytes", TEXT_MAX);
+    if (wanted <= t->room) return KVL_OK;
+    const size_t room = wanted < 256 ? 256 : wanted + wanted / 2;
+    kvl_status status = kvl_realloc(&t->data, room, 1);
+    if (status == KVL_OK) t->room = room;
+    return status;
+}
+
+kvl_status kvl_text_append(struct kvl_text *t, const char *data, size_t size)
+{
+    kvl_status status = reserve(t, size);
+    if (status != KVL_OK) return status;
+    memcpy(t->data + t->size, data, size);
+    t->size += size;
+    t->data[t->size] = '\0';
+    return KVL_OK;
+}
+
+kvl_status kvl_text_printf(struct kvl_text *t, const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    const int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    kvl_status status = n < 0 ? kvl_fail(KVL_E_USAGE, "bad format") : reserve(t, (size_t)n);
+    if (status == KVL_OK) {
+        vsnprintf(t->data + t->size, (size_t)n + 1, format, again);
+        t->size += (size_t)n;
+    }
+    va_end(again);
+    return status;
+}
+
+void kvl_text_free(struct kvl_text *t)
+{
+    kvl_free(&t->data);
+    t->size = t->room = 0;
+}
+
+bool kvl_parse_i64(const char *text, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0) return false;
+    *out = value;
+    return true;
+}
+
+bool kvl_parse_f64(const char *text, double *out)
+{
+    char *end;
+    errno = 0;
+    const double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(value)) return false;
+    *out = value;
+    return true;
+}
+
+static size_t edit_distance(const char *a, const char *b)
+{
+    enum { LONGEST = 63 };
+    size_t row[LONGEST + 1];
+    const size_t na = strlen(a), nb = strlen(b);
+    if (na > LONGEST || nb > LONGEST) return LONGEST;
+    for (size_t j = 0; j <= nb; j++) row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            const size_t inserted = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            row[j] = replaced < inserted ? replaced : inserted;
+        }
+    }
+    return row[nb];
+}
+
+const char *kvl_closest(const char *word, const char *const *names, size_t n)
+{
+    const char *best = NULL;
+    size_t best_distance = 3;
+    for (size_t i = 0; i < n; i++) {
+        const size_t d = edit_distance(word, names[i]);
+        if (d < best_distance) {
+            best_distance = d;
+            best = names[i];
+        }
+    }
+    return best;
+}

@@ -1,0 +1,25 @@
+/* Strings: a bounded builder and strict number parsing. */
+#ifndef KVL_TEXT_H
+#define KVL_TEXT_H
+#include "status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Growing string. Zero-initialise, append, kvl_text_free. Grows up to 64 MiB. */
+struct kvl_text {
+    char *data; /* NUL-terminated once something was appended */
+    size_t size, room;
+};
+kvl_status kvl_text_append(struct kvl_text *t, const char *data, size_t size);
+kvl_status kvl_text_printf(struct kvl_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void kvl_text_free(struct kvl_text *t);
+
+/* The whole of `text` as a number; false if anything is left over, or out of range. */
+bool kvl_parse_i64(const char *text, int64_t *out);
+bool kvl_parse_f64(const char *text, double *out); /* finite only */
+
+/* The entry of `names` closest to `word` by edit distance (at most 2 edits), or NULL: for "did you mean". */
+const char *kvl_closest(const char *word, const char *const *names, size_t n);
+
+#endif

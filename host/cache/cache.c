@@ -1,0 +1,413 @@
+/* Invariants: every buffer is one the plan named; sealed[layer][side] never falls except in reset; pages are written only by kvl_seal,
+ * exact rows only by kvl_keep_exact. */
+#include "cache.h"
+#include "compose.h"
+#include "mem.h"
+#include <math.h>
+#include <string.h>
+
+struct layer_kernels {
+    struct kvl_kernel *rope, *seal, *keep, *attend[2], *decode_rows; /* attend: one token; a prefill tile */
+};
+
+struct kvl_cache {
+    struct kvl_device *device;
+    struct kvl_cache_plan plan;
+    struct kvl_buffer *slab[KVL_MAX_SLABS], *table, *exact, *partial, *status;
+    struct kvl_kernel *merge;
+    struct layer_kernels *kernels;       /* [L] */
+    uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included */
+    uint32_t position, prefill_tile;
+    struct kvl_cache_reads reads;
+};
+
+static kvl_status load_kernels(struct kvl_cache *cache, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct kvl_program *one = NULL, *tile = NULL;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, 1, &one));
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, cache->prefill_tile, &tile));
+    KVL_TRY(kvl_kernel_get(one, "kvl_rope", &k->rope));
+    KVL_TRY(kvl_kernel_get(one, "kvl_seal", &k->seal));
+    KVL_TRY(kvl_kernel_get(one, "kvl_keep_exact", &k->keep));
+    KVL_TRY(kvl_kernel_get(one, "kvl_decode_rows", &k->decode_rows));
+    KVL_TRY(kvl_kernel_get(one, "kvl_attend", &k->attend[0]));
+    KVL_TRY(kvl_kernel_get(tile, "kvl_attend", &k->attend[1]));
+    if (l == 0) KVL_TRY(kvl_kernel_get(one, "kvl_merge", &cache->merge));
+done:
+    return status;
+}
+
+static kvl_status allocate(struct kvl_cache *cache)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_cache_plan *plan = &cache->plan;
+    struct kvl_device *device = cache->device;
+    for (uint32_t i = 0; i < plan->n_slabs; i++)
+        KVL_TRY(kvl_buffer_new(device, "kv pages", -1, KVL_MEM_SLACK, plan->slab_bytes[i], true, &cache->slab[i]));
+    KVL_TRY(kvl_buffer_new(device, "page table", -1, KVL_MEM_INDEX, plan->table_bytes, false, &cache->table));
+    KVL_TRY(kvl_buffer_write(cache->table, 0, plan->table_bytes, plan->page_address));
+    if (plan->exact_bytes != 0)
+        KVL_TRY(kvl_buffer_new(device, "exact rows", -1, KVL_MEM_SLACK, plan->exact_bytes, true, &cache->exact));
+    KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
+    KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
+done:
+    return status;
+}
+
+kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan, struct kvl_cache **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_cache *cache = NULL;
+    KVL_TRY(kvl_alloc(&cache, 1, sizeof *cache));
+    cache->device = device;
+    cache->plan = *plan;
+    *plan = (struct kvl_cache_plan){0};
+    cache->prefill_tile = kvl_prefill_tile(&cache->plan.dims);
+    KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
+    KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) KVL_TRY(load_kernels(cache, l));
+    KVL_TRY(allocate(cache));
+    kvl_cache_reset(cache);
+    *out = cache;
+    cache = NULL;
+done:
+    kvl_cache_free(&cache);
+    return status;
+}
+
+void kvl_cache_free(struct kvl_cache **cache)
+{
+    struct kvl_cache *c = *cache;
+    if (c == NULL) return;
+    for (uint32_t i = 0; i < KVL_MAX_SLABS; i++) kvl_buffer_free(&c->slab[i]);
+    kvl_buffer_free(&c->table);
+    kvl_buffer_free(&c->exact);
+    kvl_buffer_free(&c->partial);
+    kvl_buffer_free(&c->status);
+    kvl_cache_plan_free(&c->plan);
+    kvl_free(&c->kernels);
+    kvl_free(&c->sealed);
+    kvl_free(cache);
+}
+
+void kvl_cache_reset(struct kvl_cache *cache)
+{
+    cache->position = 0;
+    cache->reads = (struct kvl_cache_reads){0};
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++) cache->sealed[l][s] = cache->plan.layer[l].sink;
+}
+
+const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache) { return &cache->plan; }
+
+uint32_t kvl_cache_position(const struct kvl_cache *cache) { return cache->position; }
+
+/* ---- the read rule on the host: what is sealed after n more tokens, and how far reading lags behind ---- */
+
+static uint32_t sealed_after(const struct kvl_cache *cache, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end)
+{
+    if (end <= sealed) return sealed;
+    if (cache->plan.config.protocol == KVL_P1_FAKE_QUANT) return end;
+    const uint32_t open = end - sealed;
+    return open > side->tail ? sealed + (open - side->tail) / side->shape.unit * side->shape.unit : sealed;
+}
+
+static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan *side)
+{
+    return cache->plan.config.protocol == KVL_P1_FAKE_QUANT ? side->tail : 0;
+}
+
+/* ---- launches ---- */
+
+enum { VIEW_ARGS = 13, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 12 };
+
+struct call {
+    struct kvl_arg arg[MAX_ARGS];
+    size_t n;
+};
+
+static void push(struct call *call, struct kvl_arg arg) { call->arg[call->n++] = arg; }
+
+static void push_slabs(struct call *call, const struct kvl_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(cache->slab[i]));
+}
+
+/* KVL_VIEW_PARAMS of cl/cache.cl. */
+static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
+    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const uint32_t view[VIEW_ARGS] = {
+        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
+        lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
+    };
+    for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
+}
+
+static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, size_t x, size_t y, size_t z, size_t group, struct kvl_work work,
+                         const struct call *call)
+{
+    return kvl_launch(cache->device, kernel, (const size_t[3]){x, y, z}, (const size_t[3]){group, 1, 1}, work, call->arg, call->n);
+}
+
+static kvl_status rotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = dims->n_head + 2 * dims->n_kv_head;
+    struct call call = {0};
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(rotary));
+    push(&call, KVL_U32(cache->position));
+    push(&call, KVL_U32(heads * dims->head_dim));
+    push(&call, KVL_U32(rope_dim));
+    push(&call, KVL_U32(layer->sink + layer->ring != 0));
+    return launch(cache, cache->kernels[l].rope, heads, n, 1, 1, (struct kvl_work){0}, &call);
+}
+
+static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    uint32_t first[KVL_SIDES], pages = 0;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        const uint32_t page_tokens = side->dims.page_tokens;
+        first[s] = cache->sealed[l][s];
+        cache->sealed[l][s] = sealed_after(cache, side, first[s], cache->position + n);
+        if (cache->sealed[l][s] == first[s]) continue;
+        const uint32_t touched = (cache->sealed[l][s] - 1 - layer->sink) / page_tokens - (first[s] - layer->sink) / page_tokens + 1;
+        if (touched > pages) pages = touched;
+    }
+    if (pages == 0) return KVL_OK;
+    struct call call = {0};
+    push_slabs(&call, cache);
+    push(&call, KVL_BUF(cache->table));
+    push(&call, KVL_U64(layer->table_offset));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(cache->exact));
+    push(&call, KVL_U64(layer->exact_offset));
+    push(&call, KVL_U32(first[KVL_SIDE_K]));
+    push(&call, KVL_U32(first[KVL_SIDE_V]));
+    push(&call, KVL_BUF(cache->status));
+    push_view(&call, cache, l, n, 1);
+    const struct kvl_work work = {.bytes = n * layer->token_bytes};
+    return launch(cache, cache->kernels[l].seal, cache->plan.dims.n_kv_head, pages, KVL_SIDES, 1, work, &call);
+}
+
+/* Sum over the n queries of the tokens each sees. */
+static uint64_t tokens_seen(const struct kvl_layer_plan *layer, uint32_t position, uint32_t n)
+{
+    uint64_t seen = 0;
+    for (uint32_t p = position; p < position + n; p++) {
+        const uint32_t all = p + 1, bound = layer->sink + layer->window;
+        seen += layer->window != 0 && all > bound ? bound : all;
+    }
+    return seen;
+}
+
+/* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
+static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
+{
+    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan.limits);
+    uint32_t tokens = cache->position + n;
+    if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
+    const uint32_t most = tokens / 256;
+    if (cache->plan.config.exact || groups >= wanted || most < 2) return 1;
+    const uint32_t splits = wanted / groups;
+    return splits < most ? splits : most;
+}
+
+static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t tile = n == 1 ? 1 : cache->prefill_tile, n_tiles = (n + tile - 1) / tile;
+    const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
+    const uint64_t seen = tokens_seen(layer, cache->position, n);
+    const struct kvl_work work = {.bytes = seen * layer->token_bytes / tile, .flops = 4 * seen * dims->n_head * dims->head_dim};
+    const size_t group = kvl_device_caps(cache->device)->type == KVL_DEVICE_CPU ? 1 : 64;
+    struct call call = {0};
+    push_slabs(&call, cache);
+    push(&call, KVL_BUF(cache->table));
+    push(&call, KVL_U64(layer->table_offset));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(cache->exact));
+    push(&call, KVL_U64(layer->exact_offset));
+    push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
+    push(&call, KVL_BUF(out));
+    push(&call, KVL_BUF(cache->partial));
+    push_view(&call, cache, l, n, n_splits);
+    KVL_TRY(launch(cache, cache->kernels[l].attend[tile == 1 ? 0 : 1], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
+                   &call));
+    if (n_splits > 1) {
+        const uint32_t rows = n * dims->n_head;
+        const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
+        KVL_TRY(kvl_launch(cache->device, cache->merge, (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
+                           sizeof args / sizeof args[0]));
+    }
+done:
+    return status;
+}
+
+static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    if (layer->ring == 0 && cache->position >= layer->sink) return KVL_OK;
+    struct call call = {0};
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(cache->exact));
+    push(&call, KVL_U64(layer->exact_offset));
+    push_view(&call, cache, l, n, 1);
+    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
+}
+
+kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                          uint32_t rope_dim, struct kvl_buffer *out)
+{
+    kvl_status status = KVL_OK;
+    if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
+        return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
+                        cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
+    KVL_TRY(rotate(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 append: the stage is the newest part of the stream */
+    KVL_TRY(seal(cache, layer, n, stage));                     /* 4 */
+    KVL_TRY(attend(cache, layer, n, stage, out));              /* 5; 6 and 7 belong to eviction */
+    KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8: what stays exact leaves the stage */
+done:
+    return status;
+}
+
+void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
+{
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+        const uint64_t seen = tokens_seen(layer, cache->position, n);
+        if (l == 0) cache->reads.tokens += seen;
+        cache->reads.bytes += seen * layer->token_bytes;
+    }
+    cache->position += n;
+}
+
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
+
+/* ---- accounting ---- */
+
+/* Body tokens of a layer's side that its pages hold now (a window's ring forgets the oldest). */
+static uint64_t held_tokens(const struct kvl_cache *cache, uint32_t l, int s)
+{
+    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+    const uint64_t sealed = cache->sealed[l][s] - cache->plan.layer[l].sink, room = (uint64_t)side->slots * side->dims.page_tokens;
+    return sealed < room ? sealed : room;
+}
+
+static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t n_kv_head = cache->plan.dims.n_kv_head;
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++) {
+            struct kvl_codec_bytes used;
+            KVL_TRY(kvl_side_bytes(&cache->plan.layer[l].side[s], held_tokens(cache, l, s), &used));
+            bytes[KVL_MEM_PAYLOAD] += used.payload * n_kv_head;
+            bytes[KVL_MEM_SCALE] += used.scale * n_kv_head;
+            bytes[KVL_MEM_INDEX] += used.index * n_kv_head;
+        }
+done:
+    return status;
+}
+
+static uint64_t exact_used(const struct kvl_cache *cache)
+{
+    uint64_t used = 0;
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+        const uint32_t rows = layer->sink + layer->ring;
+        used += (uint64_t)KVL_SIDES * cache->plan.dims.n_kv_head * layer->exact_row_bytes * (cache->position < rows ? cache->position : rows);
+    }
+    return used;
+}
+
+/* Splits a class's bytes over the slabs in order; each slab's rest is slack. */
+static kvl_status split_slabs(struct kvl_cache *cache, const uint64_t used[KVL_MEM_CLASSES])
+{
+    kvl_status status = KVL_OK;
+    uint64_t left[KVL_MEM_CLASSES];
+    memcpy(left, used, sizeof left);
+    for (uint32_t i = 0; i < cache->plan.n_slabs; i++) {
+        uint64_t part[KVL_MEM_CLASSES] = {0}, room = cache->plan.slab_bytes[i];
+        for (int c = 0; c < KVL_MEM_CLASSES; c++) {
+            part[c] = left[c] < room ? left[c] : room;
+            left[c] -= part[c];
+            room -= part[c];
+        }
+        part[KVL_MEM_SLACK] += room;
+        KVL_TRY(kvl_buffer_split(cache->slab[i], part));
+    }
+done:
+    return status;
+}
+
+kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES])
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = &cache->plan;
+    memset(bytes, 0, KVL_MEM_CLASSES * sizeof *bytes);
+    KVL_TRY(page_classes(cache, bytes));
+    KVL_TRY(split_slabs(cache, bytes));
+    if (cache->exact != NULL) {
+        uint64_t exact[KVL_MEM_CLASSES] = {0};
+        exact[KVL_MEM_PAYLOAD] = exact_used(cache);
+        exact[KVL_MEM_SLACK] = plan->exact_bytes - exact[KVL_MEM_PAYLOAD];
+        KVL_TRY(kvl_buffer_split(cache->exact, exact));
+        bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
+    }
+    bytes[KVL_MEM_INDEX] += plan->table_bytes;
+    bytes[KVL_MEM_SLACK] = plan->resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
+    bytes[KVL_MEM_SCRATCH] = plan->scratch_bytes;
+done:
+    return status;
+}
+
+kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count) { return kvl_buffer_read(cache->status, 0, sizeof *count, count); }
+
+/* ---- for checks ---- */
+
+kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t first, uint32_t count, float *rows)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_buffer *out = NULL;
+    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
+    if (first < cache->plan.layer[l].sink || first + count > cache->sealed[l][side])
+        return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u are)", first, first + count, cache->sealed[l][side]);
+    KVL_TRY(kvl_buffer_new(cache->device, "decoded rows", -1, KVL_MEM_SCRATCH, bytes, false, &out));
+    struct call call = {0};
+    push_slabs(&call, cache);
+    push(&call, KVL_BUF(cache->table));
+    push(&call, KVL_U64(cache->plan.layer[l].table_offset));
+    push(&call, KVL_U32(first));
+    push(&call, KVL_U32(count));
+    push(&call, KVL_U32(side == KVL_SIDE_K));
+    push(&call, KVL_BUF(out));
+    push_view(&call, cache, l, 1, 1);
+    KVL_TRY(launch(cache, cache->kernels[l].decode_rows, dims->n_kv_head, count, 1, 1, (struct kvl_work){0}, &call));
+    KVL_TRY(kvl_buffer_read(out, 0, bytes, rows));
+done:
+    kvl_buffer_free(&out);
+    return status;
+}
+
+kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t head, uint32_t page, uint8_t *bytes)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t k_slots = layer->side[KVL_SIDE_K].slots, slots = layer->side[side].slots;
+    if (page >= slots || head >= cache->plan.dims.n_kv_head) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
+    const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)cache->plan.dims.n_kv_head * k_slots;
+    const uint64_t address = cache->plan.page_address[layer->table_offset + before + (uint64_t)head * slots + page];
+    return kvl_buffer_read(cache->slab[address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
+}

@@ -1,0 +1,45 @@
+/* The KV cache on a device: pages, exact rows, and the step that appends, seals and attends.
+ * Streams, segments and the read rule: README of this room. */
+#ifndef KVL_CACHE_H
+#define KVL_CACHE_H
+#include "device.h"
+#include "plan.h"
+#include "status.h"
+
+struct kvl_cache;
+
+/* Takes over *plan (emptied). Pages are zero-filled. */
+kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan, struct kvl_cache **out);
+void kvl_cache_free(struct kvl_cache **cache);
+void kvl_cache_reset(struct kvl_cache *cache); /* no tokens; stored bytes stay until they are overwritten */
+
+const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache);
+uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in */
+
+/* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
+ * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; q and k are rotated in place.
+ * rotary: [n_ctx][rope_dim / 2] pairs (cos, sin). out: [n][H*G*D] f32. Enqueues only. */
+kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                          uint32_t rope_dim, struct kvl_buffer *out);
+/* After the step of the last layer: the n tokens are now part of the cache. */
+void kvl_cache_advance(struct kvl_cache *cache, uint32_t n);
+
+/* Tokens and bytes the attention of the last advance() and all before it (since reset) had to read. */
+struct kvl_cache_reads {
+    uint64_t tokens; /* sum over queries of tokens seen, one layer */
+    uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query */
+};
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out);
+
+/* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
+kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);
+
+/* Blocks: non-finite keys or values seen by the encoders since new. */
+kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count);
+
+/* Blocks: tokens [first, first + count) of a side as attention reads them, [H][count][D]. They must be sealed. */
+kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t first, uint32_t count, float *rows);
+/* Blocks: the stored bytes of page `page` of a stream's side, [page_bytes]. */
+kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t head, uint32_t page, uint8_t *bytes);
+
+#endif

@@ -1,0 +1,110 @@
+#include "compose.h"
+#include <stdio.h>
+
+enum { PREFILL_ROWS = 12, GPU_GROUP = 64, BLOCK_TOKENS = 64 };
+
+uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims)
+{
+    const uint32_t rows_a_token = dims->n_head / dims->n_kv_head;
+    return rows_a_token >= PREFILL_ROWS ? 1 : PREFILL_ROWS / rows_a_token;
+}
+
+static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
+
+struct define_context {
+    struct kvl_text *text;
+    kvl_status status;
+};
+
+static void emit_define(void *context, const char *name, int64_t value)
+{
+    struct define_context *c = context;
+    if (c->status == KVL_OK) c->status = kvl_text_printf(c->text, "#define KVL_OPT_%s %lld\n", name, (long long)value);
+}
+
+/* Undefines what a side's defines() defined, so that the next body starts clean. */
+static void emit_undef(void *context, const char *name, int64_t value)
+{
+    struct define_context *c = context;
+    (void)value;
+    if (c->status == KVL_OK) c->status = kvl_text_printf(c->text, "#undef KVL_OPT_%s\n", name);
+}
+
+static kvl_status append_body(struct kvl_text *text, const struct kvl_side_plan *side, const char *role, bool is_k)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_codec *codec = side->codec;
+    struct define_context context = {.text = text};
+    KVL_TRY(kvl_text_printf(text, "#define KVL_FN(name) kvl_%s_##name\n#define KVL_IS_K %d\n#define KVL_P %u\n", role, is_k, side->dims.page_tokens));
+    if (codec->defines != NULL) codec->defines(side->priv, &side->dims, emit_define, &context);
+    KVL_TRY(context.status);
+    KVL_TRY(kvl_text_printf(text, "#line 1 \"codec %s as %s\"\n%s\n", codec->head.name, role, codec->head.device_source));
+    if (codec->defines != NULL) codec->defines(side->priv, &side->dims, emit_undef, &context);
+    KVL_TRY(context.status);
+    KVL_TRY(kvl_text_printf(text, "#undef KVL_FN\n#undef KVL_IS_K\n#undef KVL_P\n"));
+done:
+    return status;
+}
+
+/* kvl_page(): a table entry's address in one of the slabs. */
+static kvl_status append_slabs(struct kvl_text *text, uint32_t n_slabs)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(kvl_text_printf(text, "#line 1 \"slabs\"\n#define KVL_SLAB_PARAMS global uchar *slab0"));
+    for (uint32_t i = 1; i < n_slabs; i++) KVL_TRY(kvl_text_printf(text, ", global uchar *slab%u", i));
+    KVL_TRY(kvl_text_printf(text, "\n#define KVL_SLAB_ARGS slab0"));
+    for (uint32_t i = 1; i < n_slabs; i++) KVL_TRY(kvl_text_printf(text, ", slab%u", i));
+    KVL_TRY(kvl_text_printf(text, "\nglobal uchar *kvl_page(KVL_SLAB_PARAMS, ulong entry)\n{\n    const uint slab = (uint)(entry >> 56);\n"
+                                  "    global uchar *base = slab0;\n"));
+    for (uint32_t i = 1; i < n_slabs; i++) KVL_TRY(kvl_text_printf(text, "    if (slab == %u) base = slab%u;\n", i, i));
+    KVL_TRY(kvl_text_printf(text, "    return base + (entry & 0xffffffffffffffUL);\n}\n"));
+done:
+    return status;
+}
+
+static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
+                               bool is_cpu)
+{
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
+    const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
+    const uint32_t block = gcd(BLOCK_TOKENS, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const struct {
+        const char *name;
+        uint32_t value;
+    } sizes[] = {
+        {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
+        {"B", block}, {"SLICE", is_cpu ? block : 16}, {"WG", is_cpu ? 1 : GPU_GROUP}, {"EXACT_HALF", !plan->config.exact},
+        {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_AUX", k->shape.aux_floats},
+        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0},
+        {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
+    };
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        KVL_TRY(kvl_text_printf(text, "#define KVL_%s %u\n", sizes[i].name, sizes[i].value));
+    KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", is_cpu ? "private" : "local"));
+done:
+    return status;
+}
+
+kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
+                               struct kvl_program **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text sizes = {0}, bodies = {0};
+    KVL_TRY(append_sizes(&sizes, plan, layer, tile, kvl_device_caps(device)->type == KVL_DEVICE_CPU));
+    KVL_TRY(append_slabs(&bodies, plan->n_slabs));
+    KVL_TRY(append_body(&bodies, &layer->side[KVL_SIDE_K], "k", true));
+    KVL_TRY(append_body(&bodies, &layer->side[KVL_SIDE_V], "v", false));
+    const struct kvl_source parts[] = {
+        {"sizes", sizes.data},
+        {"platform.cl", kvl_source_text("platform.cl")},
+        {"contract.cl", kvl_source_text("contract.cl")},
+        {"bodies", bodies.data},
+        {"cache.cl", kvl_source_text("cache.cl")},
+    };
+    KVL_TRY(kvl_program_get(device, parts, sizeof parts / sizeof parts[0], "", out));
+done:
+    kvl_text_free(&sizes);
+    kvl_text_free(&bodies);
+    return status;
+}

@@ -1,0 +1,152 @@
+#include "plan.h"
+#include "mem.h"
+#include <string.h>
+
+const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
+
+enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 };
+
+static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits) { return 4 * limits->compute_units; }
+
+uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config)
+{
+    const bool windowed = kvl_spec_layer(config->spec, 0)->window != 0;
+    uint32_t u = config->protocol == KVL_P4_STREAMING ? 1 : config->ubatch;
+    if (u > config->n_ctx) u = config->n_ctx;
+    return config->protocol == KVL_P1_FAKE_QUANT && windowed && u > WINDOW_UBATCH ? WINDOW_UBATCH : u;
+}
+
+kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out)
+{
+    *out = (struct kvl_codec_bytes){0};
+    if (side->codec->bytes(side->priv, &side->dims, tokens, out) != 0)
+        return kvl_fail(KVL_E_USAGE, "codec %s: cannot state its bytes", side->codec->head.name);
+    return KVL_OK;
+}
+
+/* Page size: the smallest multiple of what the codec asks for that is at least PAGE_TOKENS. */
+static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role, uint32_t head_dim)
+{
+    side->codec = (const struct kvl_codec *)instance->plugin;
+    side->priv = instance->priv;
+    side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = head_dim};
+    for (int pass = 0; pass < 2; pass++) { /* the first asks for the multiple, the second for the size */
+        side->shape = (struct kvl_codec_shape){.struct_size = sizeof side->shape};
+        if (side->codec->shape(side->priv, &side->dims, &side->shape) != 0)
+            return kvl_fail(KVL_E_USAGE, "codec %s does not fit head_dim %u", side->codec->head.name, head_dim);
+        if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
+    }
+    side->page_bytes = round_up(side->shape.block_bytes, side->shape.alignment > 16 ? side->shape.alignment : 16);
+    return KVL_OK;
+}
+
+static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    const struct kvl_cache_config *config = &plan->config;
+    const uint32_t u = kvl_cache_ubatch(config), roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
+    kvl_status status = KVL_OK;
+    layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
+    layer->window = spec->window;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        struct kvl_side_plan *side = &layer->side[s];
+        struct kvl_codec_bytes one;
+        KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
+        side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
+        if (side->tail < side->shape.tail_min)
+            return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
+                            side->shape.tail_min);
+        uint64_t body = config->n_ctx - layer->sink;
+        if (layer->window != 0 && body > (uint64_t)layer->window + u - 1) body = (uint64_t)layer->window + u - 1;
+        if (body == 0) body = 1; /* a stream has at least one page, so that kernels have a slab */
+        side->slots = (uint32_t)((body + side->dims.page_tokens - 1) / side->dims.page_tokens);
+        const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
+        if (kept > layer->ring) layer->ring = kept;
+        KVL_TRY(kvl_side_bytes(side, 1, &one));
+        layer->token_bytes += (one.payload + one.scale) * plan->dims.n_kv_head;
+        layer->token_scale_bytes += one.scale * plan->dims.n_kv_head;
+    }
+    if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
+    layer->exact_row_bytes = (uint64_t)plan->dims.head_dim * (config->exact ? 4 : 2);
+done:
+    return status;
+}
+
+/* Appends the pages of one stream's side; a page never crosses a slab. */
+static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint64_t *entry)
+{
+    for (uint32_t i = 0; i < side->slots; i++, plan->n_pages++) {
+        if (side->page_bytes > plan->limits.max_alloc_bytes)
+            return kvl_fail(KVL_E_DEVICE_MEM, "a page of %s has %llu bytes, more than the device allocates at once (%llu)",
+                            side->codec->head.name, (unsigned long long)side->page_bytes, (unsigned long long)plan->limits.max_alloc_bytes);
+        if (plan->n_slabs == 0 || plan->slab_bytes[plan->n_slabs - 1] + side->page_bytes > plan->limits.max_alloc_bytes) {
+            if (plan->n_slabs == KVL_MAX_SLABS)
+                return kvl_fail(KVL_E_DEVICE_MEM, "the cache needs more than %d buffers of %llu bytes; use a shorter context or a smaller codec",
+                                KVL_MAX_SLABS, (unsigned long long)plan->limits.max_alloc_bytes);
+            plan->n_slabs++;
+        }
+        uint64_t *used = &plan->slab_bytes[plan->n_slabs - 1];
+        plan->page_address[(*entry)++] = (uint64_t)(plan->n_slabs - 1) << 56 | *used;
+        *used += side->page_bytes;
+    }
+    return KVL_OK;
+}
+
+static kvl_status place_all(struct kvl_cache_plan *plan)
+{
+    kvl_status status = KVL_OK;
+    uint64_t entry = 0;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        layer->table_offset = plan->n_entries;
+        for (int s = 0; s < KVL_SIDES; s++) plan->n_entries += (uint64_t)layer->side[s].slots * plan->dims.n_kv_head;
+    }
+    KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++)
+            for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
+done:
+    return status;
+}
+
+static void sum_bytes(struct kvl_cache_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_slabs; i++) plan->resident_bytes += plan->slab_bytes[i];
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        layer->exact_offset = plan->exact_bytes;
+        plan->exact_bytes += (uint64_t)KVL_SIDES * plan->dims.n_kv_head * (layer->sink + layer->ring) * layer->exact_row_bytes;
+        plan->bytes_per_token += layer->token_bytes;
+    }
+    plan->table_bytes = plan->n_entries * sizeof(uint64_t);
+    const uint64_t rows = 2ull * kvl_attend_groups(&plan->limits) * TILE_ROWS;
+    plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
+    plan->status_bytes = 16;
+    plan->resident_bytes += plan->exact_bytes + plan->table_bytes;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
+}
+
+kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
+                               struct kvl_cache_plan *out)
+{
+    kvl_status status = KVL_OK;
+    *out = (struct kvl_cache_plan){.dims = *dims, .config = *config, .limits = *limits};
+    if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
+    if (config->protocol == KVL_P3_PREFILL_EXACT)
+        return kvl_fail(KVL_E_UNSUPPORTED, "protocol p3 scores a continuation of a compressed prompt; use p1, p2 or p4 here");
+    KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
+    KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
+    KVL_TRY(place_all(out));
+    sum_bytes(out);
+done:
+    if (status != KVL_OK) kvl_cache_plan_free(out);
+    return status;
+}
+
+void kvl_cache_plan_free(struct kvl_cache_plan *plan)
+{
+    kvl_free(&plan->layer);
+    kvl_free(&plan->page_address);
+}

@@ -1,0 +1,84 @@
+/* The byte planner: what a cache will reserve, to the byte, before anything is allocated. The cache allocates from the plan, so that
+ * reserved = plan = ledger = sum of CL_MEM_SIZE.
+ *
+ * A stream is one (layer, kv head). Each side (K, V) has sink rows and tail rows in full precision and a body of pages. */
+#ifndef KVL_PLAN_H
+#define KVL_PLAN_H
+#include "device.h"
+#include "spec.h"
+#include "status.h"
+
+/* What a query may read: README of this room, "Read rule". */
+enum kvl_protocol { KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING, KVL_PROTOCOLS };
+extern const char *const kvl_protocol_name[KVL_PROTOCOLS]; /* "p1" ... */
+
+/* L layers, H kv heads, G = n_head / n_kv_head, D head_dim. */
+struct kvl_cache_dims {
+    uint32_t n_layer, n_head, n_kv_head, head_dim;
+};
+
+struct kvl_cache_config {
+    const struct kvl_spec *spec; /* borrowed */
+    uint32_t n_ctx;              /* positions reserved for */
+    uint32_t ubatch;             /* most tokens appended at once */
+    enum kvl_protocol protocol;
+    bool exact;                  /* exact rows in f32, one split */
+};
+
+/* What the planner must know of a device. */
+struct kvl_cache_limits {
+    uint64_t max_alloc_bytes;
+    uint32_t compute_units;
+};
+
+struct kvl_side_plan {
+    const struct kvl_codec *codec;
+    const void *priv;
+    struct kvl_codec_dims dims;      /* page_tokens = P */
+    struct kvl_codec_shape shape;
+    uint64_t page_bytes;             /* block, padded to its alignment and 16 */
+    uint32_t slots;                  /* pages a stream */
+    uint32_t tail;                   /* newest tokens that stay exact */
+};
+
+struct kvl_layer_plan {
+    struct kvl_side_plan side[KVL_SIDES];
+    uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    uint64_t exact_row_bytes;        /* one exact row of one side and head */
+    uint64_t exact_offset;           /* of this layer in the exact buffer */
+    uint64_t table_offset;           /* of this layer in the page table, entries */
+    uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
+};
+
+enum { KVL_MAX_SLABS = 16 };
+
+struct kvl_cache_plan {
+    struct kvl_cache_dims dims;
+    struct kvl_cache_config config;
+    struct kvl_cache_limits limits;
+    struct kvl_layer_plan *layer;    /* [L], owned */
+    uint64_t n_pages;
+    uint32_t n_slabs;
+    uint64_t slab_bytes[KVL_MAX_SLABS];
+    uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
+    uint64_t n_entries;
+    uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* partial and status are scratch */
+    uint64_t bytes_per_token;
+    uint64_t resident_bytes, scratch_bytes; /* sums of the above */
+};
+
+/* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed. */
+kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
+                               struct kvl_cache_plan *out);
+void kvl_cache_plan_free(struct kvl_cache_plan *plan);
+
+/* Tokens the cache really takes at once: config.ubatch, less under P1 with a window (where the result does not depend on it). */
+uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
+
+/* Most work-groups attention splits a decode step into, and partial rows it may leave. */
+uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits);
+
+/* Bytes of a side's `tokens` body tokens of one stream, by class (payload, scale, index). */
+kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out);
+
+#endif

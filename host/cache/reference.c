@@ -1,0 +1,125 @@
+#include "reference.h"
+#include "half.h"
+#include "mem.h"
+#include <math.h>
+#include <string.h>
+
+/* What a full-precision row holds: f32 with --exact or if nothing is ever read in full precision, else rounded to binary16. */
+static float exact_value(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, float x)
+{
+    return plan->config.exact || layer->sink + layer->ring == 0 ? x : kvl_half_to_float(kvl_float_to_half(x));
+}
+
+/* One head: encodes tokens sink .. T-1 page by page and decodes them again. x and decoded have a stride of H*D floats a token. */
+static kvl_status round_trip_head(const struct kvl_side_plan *side, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
+                                  uint8_t *block, float *rows)
+{
+    const uint32_t page = side->dims.page_tokens, d = side->dims.head_dim;
+    for (uint32_t t0 = 0; t0 < n_tokens; t0 += page) {
+        const uint32_t n = n_tokens - t0 < page ? n_tokens - t0 : page;
+        for (uint32_t i = 0; i < n; i++) memcpy(rows + (size_t)i * d, x + (t0 + i) * stride, d * sizeof(float));
+        memset(block, 0, side->page_bytes);
+        if (side->codec->ref_encode(side->priv, &side->dims, NULL, 0, n, rows, block) != 0 ||
+            side->codec->ref_decode(side->priv, &side->dims, NULL, 0, n, block, rows) != 0)
+            return kvl_fail(KVL_E_VERIFY, "codec %s: its reference failed", side->codec->head.name);
+        for (uint32_t i = 0; i < n; i++) memcpy(decoded + (t0 + i) * stride, rows + (size_t)i * d, d * sizeof(float));
+    }
+    return KVL_OK;
+}
+
+kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *x,
+                                float *decoded)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const struct kvl_side_plan *side = &layer->side[s];
+    const uint32_t d = plan->dims.head_dim, sink = layer->sink < n_tokens ? layer->sink : n_tokens;
+    const size_t stride = (size_t)plan->dims.n_kv_head * d;
+    uint8_t *block = NULL;
+    float *rows = NULL;
+    KVL_TRY(kvl_alloc(&block, side->page_bytes, 1));
+    KVL_TRY(kvl_alloc(&rows, (size_t)side->dims.page_tokens * d, sizeof *rows));
+    for (size_t i = 0; i < n_tokens * stride; i++) decoded[i] = exact_value(plan, layer, x[i]);
+    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
+        float *head = decoded + sink * stride + (size_t)h * d;
+        KVL_TRY(round_trip_head(side, n_tokens - sink, stride, head, head, block, rows));
+    }
+done:
+    kvl_free(&block);
+    kvl_free(&rows);
+    return status;
+}
+
+/* First token of a side that the query at p reads in full precision, when the ubatch ends before `end`. */
+static uint32_t encoded_end(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t p,
+                            uint32_t end)
+{
+    if (plan->config.protocol == KVL_P1_FAKE_QUANT) return p + 1 > side->tail ? p + 1 - side->tail : 0;
+    if (end < layer->sink + side->tail) return layer->sink;
+    return layer->sink + (end - layer->sink - side->tail) / side->shape.unit * side->shape.unit;
+}
+
+struct sources {
+    const float *exact, *coded; /* [T][H][D] */
+};
+
+static const float *row_of(const struct sources *source, const struct kvl_layer_plan *layer, uint32_t t, uint32_t coded_end, size_t at)
+{
+    return (t < layer->sink || t >= coded_end ? source->exact : source->coded) + at;
+}
+
+static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t p, uint32_t end, uint32_t h, const float *q,
+                       const struct sources *k, const struct sources *v, double *weight, float *out)
+{
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const uint32_t k_end = encoded_end(plan, layer, &layer->side[KVL_SIDE_K], p, end);
+    const uint32_t v_end = encoded_end(plan, layer, &layer->side[KVL_SIDE_V], p, end);
+    const uint32_t start = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0;
+    double top = -INFINITY, total = 0.0;
+    for (uint32_t t = 0; t <= p; t++) {
+        const float *row = row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d);
+        double dot = 0.0;
+        for (uint32_t c = 0; c < d; c++) dot += (double)q[c] * row[c];
+        weight[t] = t >= layer->sink && t < start ? -INFINITY : dot / sqrt((double)d);
+        top = fmax(top, weight[t]);
+    }
+    for (uint32_t t = 0; t <= p; t++) total += weight[t] = exp(weight[t] - top);
+    for (uint32_t c = 0; c < d; c++) {
+        double sum = 0.0;
+        for (uint32_t t = 0; t <= p; t++) sum += weight[t] * row_of(v, layer, t, v_end, ((size_t)t * heads + h) * d)[c];
+        out[c] = (float)(sum / total);
+    }
+}
+
+kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
+                                float *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const uint32_t d = plan->dims.head_dim, g = plan->dims.n_head / plan->dims.n_kv_head, u = kvl_cache_ubatch(&plan->config);
+    const size_t size = (size_t)n_tokens * plan->dims.n_kv_head * d;
+    float *buffer = NULL;
+    double *weight = NULL;
+    KVL_TRY(kvl_alloc(&buffer, 4 * size, sizeof *buffer));
+    KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
+    float *exact_k = buffer, *exact_v = buffer + size, *coded_k = buffer + 2 * size, *coded_v = buffer + 3 * size;
+    for (size_t i = 0; i < size; i++) {
+        exact_k[i] = exact_value(plan, layer, k[i]);
+        exact_v[i] = exact_value(plan, layer, v[i]);
+    }
+    KVL_TRY(kvl_reference_decode(plan, l, KVL_SIDE_K, n_tokens, k, coded_k));
+    KVL_TRY(kvl_reference_decode(plan, l, KVL_SIDE_V, n_tokens, v, coded_v));
+    const struct sources keys = {exact_k, coded_k}, values = {exact_v, coded_v};
+    for (uint32_t p = 0; p < n_tokens; p++) {
+        uint32_t end = (p / u + 1) * u;
+        if (end > n_tokens) end = n_tokens;
+        for (uint32_t h = 0; h < plan->dims.n_head; h++) {
+            const size_t at = ((size_t)p * plan->dims.n_head + h) * d;
+            attend_one(plan, layer, p, end, h / g, q + at, &keys, &values, weight, out + at);
+        }
+    }
+done:
+    kvl_free(&buffer);
+    kvl_free(&weight);
+    return status;
+}

@@ -1,0 +1,658 @@
+/* The words of --kv. Text is cut into items, items are collected by scope (the base, then one scope an @a-b), and each layer entry
+ * is made by applying the base's items and then its override's, in the order of the table of keys. */
+#include "spec.h"
+#include "mem.h"
+#include "presets.h"
+#include "slice.h"
+#include <ctype.h>
+#include <stddef.h>
+#include <string.h>
+
+/* ---- what the grammar knows and this build does not do yet: a method that arrives deletes its row ---- */
+
+static const struct missing {
+    const char *key, *word; /* word NULL: the key as a whole */
+} missing_methods[] = {
+    {"codec", "latent"}, {"rope", "pre"}, {"rot", "hadamard"}, {"rot", "random"}, {"korder", "hf"},
+    {"pos", "compact"},  {"keep", NULL},  {"budget", NULL},    {"when", NULL},
+};
+
+static bool is_missing(const char *key, const struct kvl_slice *word)
+{
+    for (size_t i = 0; i < sizeof missing_methods / sizeof *missing_methods; i++) {
+        const struct missing *m = &missing_methods[i];
+        if (strcmp(m->key, key) == 0 && (m->word == NULL || kvl_slice_is(word, m->word))) return true;
+    }
+    return false;
+}
+
+/* ---- items ---- */
+
+struct value {
+    struct kvl_slice key, name, args; /* key=name(args); key is empty for a bare word */
+    bool has_args;
+};
+
+struct key {
+    const char *name;
+    kvl_status (*set)(const struct key *key, const struct value *value, struct kvl_layer_spec *entry);
+    kvl_status (*print)(const struct key *key, const struct kvl_layer_spec *entry,
+                        struct kvl_text *out); /* NULL: says the same as other keys */
+    uint32_t sides;                            /* codecs and tails: 1 << side */
+    size_t offset;                             /* others: of the field */
+    const char *choices;                       /* words of a choice */
+};
+
+static kvl_status no_args(const struct key *key, const struct value *value)
+{
+    return value->has_args ? kvl_fail_at(&value->args, "remove the parentheses", "%s= takes no options", key->name) : KVL_OK;
+}
+
+/* Legal words of a choice, without the missing ones: "a|b". */
+static kvl_status available_words(const char *key, const char *words, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    size_t n;
+    for (size_t i = 0; words != NULL && kvl_words_at(words, i, &n) != NULL; i++) {
+        const char *text = kvl_words_at(words, i, &n);
+        const struct kvl_slice word = {.text = text, .n = n};
+        if (!is_missing(key, &word)) KVL_TRY(kvl_text_printf(out, "%s%.*s", out->size ? "|" : "", (int)n, text));
+    }
+done:
+    return status;
+}
+
+static kvl_status codec_words(struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < kvl_registry_count(); i++)
+        if (kvl_registry_at(i)->kind == KVL_KIND_CODEC)
+            KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", kvl_registry_at(i)->name));
+done:
+    return status;
+}
+
+/* `words`: what is available instead. */
+static kvl_status fail_missing(const char *key, const struct kvl_slice *name, const struct kvl_text *words)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text remedy = {0};
+    KVL_TRY(kvl_text_printf(&remedy, "available: %s", words->data));
+    for (char *bar = remedy.data; (bar = strchr(bar, '|')) != NULL;) *bar = ' ';
+    status = kvl_fail_at(name, remedy.data, "%s %.*s is not available in this build", key, (int)name->n, name->text + name->at);
+done:
+    kvl_text_free(&remedy);
+    return status;
+}
+
+/* ---- setters and printers, one pair a kind of key ---- */
+
+static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name)
+{
+    for (size_t i = 0; i < kvl_registry_count(); i++) {
+        const struct kvl_plugin_head *head = kvl_registry_at(i);
+        if (head->kind == KVL_KIND_CODEC && kvl_slice_is(name, head->name)) return head;
+    }
+    return NULL;
+}
+
+static kvl_status fail_no_codec(const struct value *value)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(codec_words(&words));
+    if (is_missing("codec", &value->name))
+        status = fail_missing("codec", &value->name, &words);
+    else
+        status = kvl_fail_unknown(&value->name, "codec", words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+static kvl_status set_codec(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_plugin_head *plugin = find_codec(&value->name);
+    if (plugin == NULL) return fail_no_codec(value);
+    for (uint32_t side = 0; side < KVL_SIDES && status == KVL_OK; side++) {
+        if (!(key->sides & 1u << side)) continue;
+        if (!(((const struct kvl_codec *)plugin)->roles & (side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V)))
+            return kvl_fail_at(&value->name, "choose another codec for this side", "codec %s does not store %s", plugin->name,
+                               side == KVL_SIDE_K ? "keys" : "values");
+        kvl_instance_free(&entry->codec[side]);
+        status = kvl_instance_new_at(plugin, &value->args, &entry->codec[side]);
+    }
+    return status;
+}
+
+/* Of a key that stands for one side. */
+static enum kvl_side side_of(const struct key *key) { return key->sides == 1u << KVL_SIDE_K ? KVL_SIDE_K : KVL_SIDE_V; }
+
+static kvl_status print_codec(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    return kvl_instance_print(&entry->codec[side_of(key)], true, out);
+}
+
+/* Choices are stored in enums, whose values are the words' indices. */
+static kvl_status set_choice_word(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    const int choice = kvl_words_find(key->choices, &value->name);
+    if (choice >= 0) {
+        memcpy((char *)entry + key->offset, &choice, sizeof choice);
+        return KVL_OK;
+    }
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0}, what = {0};
+    KVL_TRY(available_words(key->name, key->choices, &words));
+    KVL_TRY(kvl_text_printf(&what, "value of %s=", key->name));
+    status = kvl_fail_unknown(&value->name, what.data, words.data);
+done:
+    kvl_text_free(&words);
+    kvl_text_free(&what);
+    return status;
+}
+
+static kvl_status set_choice(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = no_args(key, value);
+    return status == KVL_OK ? set_choice_word(key, value, entry) : status;
+}
+
+static kvl_status print_choice(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    unsigned choice;
+    size_t n;
+    memcpy(&choice, (const char *)entry + key->offset, sizeof choice);
+    const char *word = kvl_words_at(key->choices, choice, &n);
+    return kvl_text_append(out, word, n);
+}
+
+struct rotation_options {
+    int32_t seed;
+};
+static const struct kvl_option rotation_options[] = {
+    {"seed", "of the random rotation", KVL_OPTION_INT, offsetof(struct rotation_options, seed), 0, 0, INT32_MAX, NULL}};
+
+static kvl_status set_rotation(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    struct rotation_options options;
+    kvl_status status = set_choice_word(key, value, entry);
+    if (status != KVL_OK || entry->rot != KVL_ROT_RANDOM) return status == KVL_OK ? no_args(key, value) : status;
+    status = kvl_options_set("rot=random", rotation_options, 1, &options, &value->args);
+    entry->rot_seed = status == KVL_OK ? (uint64_t)options.seed : 0;
+    return status;
+}
+
+static kvl_status print_rotation(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    kvl_status status = print_choice(key, entry, out);
+    if (status != KVL_OK || entry->rot != KVL_ROT_RANDOM) return status;
+    return kvl_text_printf(out, "(seed=%llu)", (unsigned long long)entry->rot_seed);
+}
+
+static kvl_status parse_count(const struct key *key, const struct value *value, int64_t *out)
+{
+    kvl_status status = no_args(key, value);
+    if (status != KVL_OK) return status;
+    if (!kvl_slice_i64(&value->name, out) || *out < 0 || *out > INT32_MAX)
+        return kvl_fail_at(&value->name, "legal is a whole number from 0 to 2147483647", "%s=%.*s is not a number of tokens",
+                           key->name, (int)value->name.n, value->name.text + value->name.at);
+    return KVL_OK;
+}
+
+static kvl_status set_count(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    int64_t count;
+    kvl_status status = parse_count(key, value, &count);
+    const uint32_t tokens = status == KVL_OK ? (uint32_t)count : 0;
+    memcpy((char *)entry + key->offset, &tokens, sizeof tokens);
+    return status;
+}
+
+static kvl_status print_count(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    uint32_t tokens;
+    memcpy(&tokens, (const char *)entry + key->offset, sizeof tokens);
+    return kvl_text_printf(out, "%u", tokens);
+}
+
+static kvl_status set_tail(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    int64_t count = -1;
+    kvl_status status = kvl_slice_is(&value->name, "codec") ? no_args(key, value) : parse_count(key, value, &count);
+    for (uint32_t side = 0; side < KVL_SIDES && status == KVL_OK; side++)
+        if (key->sides & 1u << side) entry->tail[side] = count;
+    return status;
+}
+
+static kvl_status print_tail(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    const int64_t tail = entry->tail[side_of(key)];
+    return tail < 0 ? kvl_text_printf(out, "codec") : kvl_text_printf(out, "%lld", (long long)tail);
+}
+
+enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
+#define FIELD(name) offsetof(struct kvl_layer_spec, name)
+_Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
+                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int),
+               "choices are stored as int");
+
+/* Applied in this order: the keys of one side come after those of both and so beat them. */
+static const struct key keys[] = {
+    {"kv", set_codec, NULL, BOTH},
+    {"k", set_codec, print_codec, SIDE_K},
+    {"v", set_codec, print_codec, SIDE_V},
+    {"rope", set_choice, print_choice, 0, FIELD(rope), "post|pre"},
+    {"rot", set_rotation, print_rotation, 0, FIELD(rot), "none|hadamard|random"},
+    {"korder", set_choice, print_choice, 0, FIELD(korder), "gguf|hf"},
+    {"sink", set_count, print_count, 0, FIELD(sink)},
+    {"tail", set_tail, NULL, BOTH},
+    {"ktail", set_tail, print_tail, SIDE_K},
+    {"vtail", set_tail, print_tail, SIDE_V},
+    {"window", set_count, print_count, 0, FIELD(window)},
+    {"keep"},
+    {"budget"},
+    {"when"},
+    {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
+};
+enum { N_KEYS = sizeof keys / sizeof *keys, KEY_KV = 0 };
+
+static kvl_status key_words(struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < N_KEYS; i++) {
+        const struct kvl_slice any = {.text = ""};
+        if (!is_missing(keys[i].name, &any)) KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", keys[i].name));
+    }
+done:
+    return status;
+}
+
+/* ---- scanning ---- */
+
+struct scope {
+    uint32_t first, last; /* layers; the base has none */
+    struct kvl_slice range;
+    struct value value[N_KEYS];
+    bool given[N_KEYS];
+};
+
+struct parser {
+    struct kvl_presets presets;
+    struct scope *scope; /* [0] is the base */
+    size_t n_scopes;
+};
+
+static size_t word_length(const struct kvl_slice *rest)
+{
+    size_t n = 0;
+    while (n < rest->n && !isspace((unsigned char)rest->text[rest->at + n]) && strchr("(),=@", rest->text[rest->at + n]) == NULL)
+        n++;
+    return n;
+}
+
+/* Length of a parenthesis with all it holds, 0 if it is never closed. */
+static size_t parenthesis_length(const struct kvl_slice *rest)
+{
+    int depth = 0;
+    for (size_t i = 0; i < rest->n; i++) {
+        const char c = rest->text[rest->at + i];
+        depth += (c == '(') - (c == ')');
+        if (depth == 0) return i + 1;
+    }
+    return 0;
+}
+
+static kvl_status fail_unexpected(struct kvl_slice rest)
+{
+    const struct kvl_slice one = kvl_slice_take(&rest, 1);
+    return kvl_fail_at(&one, "items are WORD, key=value, value=name(option=value,...) or @a-b, with spaces between",
+                       "unexpected '%c'", kvl_slice_first(&one));
+}
+
+static kvl_status scan_args(struct kvl_slice *rest, struct value *out)
+{
+    out->args = *rest;
+    out->args.n = 0;
+    out->has_args = kvl_slice_first(rest) == '(';
+    if (!out->has_args) return KVL_OK;
+    const size_t n = parenthesis_length(rest);
+    if (n == 0) return kvl_fail_at(rest, "add ')'", "'(' is never closed");
+    out->args = kvl_slice_take(rest, n);
+    out->args.at++;
+    out->args.n -= 2;
+    return KVL_OK;
+}
+
+static kvl_status scan_item(struct kvl_slice *rest, struct value *out)
+{
+    *out = (struct value){.key = kvl_slice_take(rest, 0), .name = kvl_slice_take(rest, word_length(rest))};
+    if (out->name.n == 0) return fail_unexpected(*rest);
+    if (kvl_slice_first(rest) == '=') {
+        out->key = out->name;
+        kvl_slice_take(rest, 1);
+        out->name = kvl_slice_take(rest, word_length(rest));
+        if (out->name.n == 0)
+            return kvl_fail_at(rest, "write key=value without spaces", "no value after '%.*s='", (int)out->key.n,
+                               out->key.text + out->key.at);
+    }
+    kvl_status status = scan_args(rest, out);
+    if (status == KVL_OK && rest->n > 0 && !isspace((unsigned char)kvl_slice_first(rest))) status = fail_unexpected(*rest);
+    return status;
+}
+
+static bool scan_layer(struct kvl_slice *rest, uint32_t *out)
+{
+    size_t n = 0;
+    int64_t layer;
+    while (n < rest->n && isdigit((unsigned char)rest->text[rest->at + n])) n++;
+    const struct kvl_slice digits = kvl_slice_take(rest, n);
+    if (!kvl_slice_i64(&digits, &layer) || layer > UINT32_MAX) return false;
+    *out = (uint32_t)layer;
+    return true;
+}
+
+/* "@a-b" opens a scope. */
+static kvl_status scan_range(struct parser *p, struct kvl_slice *rest)
+{
+    struct scope scope = {0};
+    size_t n = 0;
+    while (n < rest->n && !isspace((unsigned char)rest->text[rest->at + n])) n++;
+    scope.range = kvl_slice_take(rest, n);
+    struct kvl_slice inside = scope.range;
+    kvl_slice_take(&inside, 1);
+    bool legal = scan_layer(&inside, &scope.first) && kvl_slice_first(&inside) == '-';
+    if (legal) {
+        kvl_slice_take(&inside, 1);
+        legal = scan_layer(&inside, &scope.last) && inside.n == 0 && scope.first <= scope.last;
+    }
+    if (!legal)
+        return kvl_fail_at(&scope.range, "write @a-b, layers from 0, a <= b, both included: @2-5, or @3-3 for one",
+                           "bad range of layers");
+    for (size_t i = 1; i < p->n_scopes; i++)
+        if (scope.first <= p->scope[i].last && p->scope[i].first <= scope.last)
+            return kvl_fail_at(&scope.range, "make the ranges disjoint", "layer %u is in two ranges",
+                               scope.first > p->scope[i].first ? scope.first : p->scope[i].first);
+    kvl_status status = kvl_realloc(&p->scope, p->n_scopes + 1, sizeof *p->scope);
+    if (status == KVL_OK) p->scope[p->n_scopes++] = scope;
+    return status;
+}
+
+/* ---- collecting ---- */
+
+static kvl_status fail_twice(const struct value *old, const struct value *new, const char *key)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text remedy = {0};
+    const struct kvl_slice *preset = strcmp(old->name.who, "--kv") != 0 ? &old->name : &new->name;
+    if (strcmp(old->name.who, new->name.who) == 0)
+        KVL_TRY(kvl_text_printf(&remedy, "keep one"));
+    else
+        KVL_TRY(kvl_text_printf(&remedy, "write the %s out and change it: %s", preset->who, preset->text));
+    status = kvl_fail_at(new->key.n > 0 ? &new->key : &new->name, remedy.data, "%s= is given twice", key);
+done:
+    kvl_text_free(&remedy);
+    return status;
+}
+
+static kvl_status collect(struct parser *p, size_t key, const struct value *value)
+{
+    struct scope *scope = &p->scope[p->n_scopes - 1];
+    if (is_missing(keys[key].name, &value->name)) {
+        kvl_status status = KVL_OK;
+        struct kvl_text words = {0};
+        KVL_TRY(keys[key].choices ? available_words(keys[key].name, keys[key].choices, &words) : key_words(&words));
+        status = fail_missing(keys[key].name, &value->name, &words);
+    done:
+        kvl_text_free(&words);
+        return status;
+    }
+    if (scope->given[key]) return fail_twice(&scope->value[key], value, keys[key].name);
+    scope->given[key] = true;
+    scope->value[key] = *value;
+    return KVL_OK;
+}
+
+static kvl_status collect_pair(struct parser *p, const struct value *value)
+{
+    for (size_t i = 0; i < N_KEYS; i++)
+        if (kvl_slice_is(&value->key, keys[i].name)) return collect(p, i, value);
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(key_words(&words));
+    status = kvl_fail_unknown(&value->key, "key", words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+static kvl_status fail_unknown_word(const struct parser *p, const struct kvl_slice *word)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(codec_words(&words));
+    for (unsigned i = 0; i < p->presets.n; i++) KVL_TRY(kvl_text_printf(&words, "|%s", p->presets.preset[i].name));
+    status = kvl_fail_unknown(word, "codec or preset", words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+/* The items of a preset go into the scope where its name stands; ranges and further presets are not for presets. */
+static kvl_status collect_preset(struct parser *p, const struct kvl_preset *preset, const struct value *word)
+{
+    if (word->has_args) return kvl_fail_at(&word->args, "remove the parentheses", "preset %s takes no options", preset->name);
+    struct kvl_slice rest = kvl_slice_trim(kvl_slice_of("preset", preset->kv));
+    while (rest.n > 0) {
+        struct value value;
+        kvl_status status = scan_item(&rest, &value);
+        if (status == KVL_OK) status = value.key.n > 0 ? collect_pair(p, &value) : collect(p, KEY_KV, &value);
+        if (status != KVL_OK) return status;
+        rest = kvl_slice_trim(rest);
+    }
+    return KVL_OK;
+}
+
+static kvl_status collect_word(struct parser *p, const struct value *word)
+{
+    const struct kvl_preset *preset = kvl_presets_find(&p->presets, &word->name);
+    if (preset != NULL) return collect_preset(p, preset, word);
+    if (find_codec(&word->name) != NULL || is_missing("codec", &word->name)) return collect(p, KEY_KV, word);
+    return fail_unknown_word(p, &word->name);
+}
+
+static kvl_status collect_all(struct parser *p, struct kvl_slice rest)
+{
+    for (rest = kvl_slice_trim(rest); rest.n > 0; rest = kvl_slice_trim(rest)) {
+        struct value value;
+        kvl_status status = KVL_OK;
+        if (kvl_slice_first(&rest) == '@') {
+            status = scan_range(p, &rest);
+        } else {
+            status = scan_item(&rest, &value);
+            if (status == KVL_OK) status = value.key.n > 0 ? collect_pair(p, &value) : collect_word(p, &value);
+        }
+        if (status != KVL_OK) return status;
+    }
+    return KVL_OK;
+}
+
+/* ---- entries ---- */
+
+struct override {
+    uint32_t first, last;
+    struct kvl_layer_spec entry;
+};
+
+struct kvl_spec {
+    char *given;
+    struct kvl_layer_spec base;
+    struct override *override; /* by first layer, disjoint */
+    size_t n_overrides;
+};
+
+static void free_entry(struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) kvl_instance_free(&entry->codec[side]);
+}
+
+static kvl_status apply(const struct scope *scope, struct kvl_layer_spec *entry)
+{
+    for (size_t i = 0; i < N_KEYS; i++) {
+        const kvl_status status = scope->given[i] ? keys[i].set(&keys[i], &scope->value[i], entry) : KVL_OK;
+        if (status != KVL_OK) return status;
+    }
+    return KVL_OK;
+}
+
+static kvl_status check_rope_stage(const struct kvl_layer_spec *entry)
+{
+    const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[KVL_SIDE_K].plugin;
+    const bool pre = entry->rope == KVL_STORE_PRE_ROPE;
+    if (codec->rope_stages & (pre ? KVL_ROPE_PRE : KVL_ROPE_POST)) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "--kv: codec %s does not store keys %s RoPE: use rope=%s", codec->head.name,
+                    pre ? "before" : "after", pre ? "post" : "pre");
+}
+
+/* The defaults, then the scopes' items. */
+static kvl_status make_entry(const struct scope *base, const struct scope *override, struct kvl_layer_spec *entry)
+{
+    kvl_status status = KVL_OK;
+    *entry = (struct kvl_layer_spec){.tail = {-1, -1}};
+    for (int side = 0; side < KVL_SIDES; side++)
+        KVL_TRY(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "f16"), NULL, &entry->codec[side]));
+    KVL_TRY(apply(base, entry));
+    if (override != NULL) KVL_TRY(apply(override, entry));
+    KVL_TRY(check_rope_stage(entry));
+done:
+    return status;
+}
+
+static void insert_sorted(struct kvl_spec *spec, struct override override)
+{
+    size_t i = spec->n_overrides++;
+    for (; i > 0 && spec->override[i - 1].first > override.first; i--) spec->override[i] = spec->override[i - 1];
+    spec->override[i] = override;
+}
+
+static kvl_status make_entries(const struct parser *p, struct kvl_spec *spec)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(make_entry(&p->scope[0], NULL, &spec->base));
+    KVL_TRY(kvl_alloc(&spec->override, p->n_scopes, sizeof *spec->override));
+    for (size_t i = 1; i < p->n_scopes; i++) {
+        struct override override = {.first = p->scope[i].first, .last = p->scope[i].last};
+        status = make_entry(&p->scope[0], &p->scope[i], &override.entry);
+        insert_sorted(spec, override);
+        if (status != KVL_OK) goto done;
+    }
+done:
+    return status;
+}
+
+/* ---- the spec ---- */
+
+kvl_status kvl_spec_parse(const char *text, struct kvl_spec **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_spec *spec = NULL;
+    struct parser p = {0};
+    KVL_TRY(kvl_alloc(&spec, 1, sizeof *spec));
+    KVL_TRY(kvl_strdup(&spec->given, text ? text : ""));
+    KVL_TRY(kvl_presets_load(&p.presets));
+    KVL_TRY(kvl_alloc(&p.scope, 1, sizeof *p.scope));
+    p.n_scopes = 1;
+    KVL_TRY(collect_all(&p, kvl_slice_of("--kv", spec->given)));
+    KVL_TRY(make_entries(&p, spec));
+    *out = spec;
+    spec = NULL;
+done:
+    kvl_spec_free(&spec);
+    kvl_free(&p.scope);
+    kvl_presets_free(&p.presets);
+    return status;
+}
+
+void kvl_spec_free(struct kvl_spec **spec)
+{
+    if (*spec == NULL) return;
+    free_entry(&(*spec)->base);
+    for (size_t i = 0; i < (*spec)->n_overrides; i++) free_entry(&(*spec)->override[i].entry);
+    kvl_free(&(*spec)->override);
+    kvl_free(&(*spec)->given);
+    kvl_free(spec);
+}
+
+const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer)
+{
+    for (size_t i = 0; i < spec->n_overrides; i++)
+        if (spec->override[i].first <= layer && layer <= spec->override[i].last) return &spec->override[i].entry;
+    return &spec->base;
+}
+
+kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers)
+{
+    for (size_t i = 0; i < spec->n_overrides; i++) {
+        const struct override *o = &spec->override[i];
+        if (o->last >= n_layers)
+            return kvl_fail(KVL_E_USAGE, "--kv: @%u-%u names layer %u, the model has layers 0 to %u", o->first, o->last, o->last,
+                            n_layers - 1);
+    }
+    return KVL_OK;
+}
+
+static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint32_t head_dim)
+{
+    struct kvl_codec_shape shape;
+    kvl_status status = kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, head_dim, 0, &shape);
+    if (status != KVL_OK || entry->tail[side] < 0 || entry->tail[side] >= shape.tail_min) return status;
+    return kvl_fail(KVL_E_USAGE,
+                    "--kv: %ctail=%lld: codec %s keeps the newest %u tokens in full precision: use at least %u, or leave it out",
+                    side == KVL_SIDE_K ? 'k' : 'v', (long long)entry->tail[side], entry->codec[side].plugin->name, shape.tail_min,
+                    shape.tail_min);
+}
+
+kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, uint32_t head_dim)
+{
+    kvl_status status = kvl_spec_check_layers(spec, n_layers);
+    for (uint32_t layer = 0; layer < n_layers; layer++)
+        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++)
+            status = check_side(kvl_spec_layer(spec, layer), side, head_dim);
+    return status;
+}
+
+const char *kvl_spec_given(const struct kvl_spec *spec) { return spec->given; }
+
+/* "key=value" for all keys of an entry; with `base`, only for those that differ from it. */
+static kvl_status print_entry(const struct kvl_layer_spec *entry, const struct kvl_layer_spec *base, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text value = {0}, base_value = {0};
+    for (size_t i = 0; i < N_KEYS; i++) {
+        if (keys[i].print == NULL) continue;
+        value.size = base_value.size = 0;
+        KVL_TRY(keys[i].print(&keys[i], entry, &value));
+        if (base != NULL) KVL_TRY(keys[i].print(&keys[i], base, &base_value));
+        if (base != NULL && strcmp(value.data, base_value.data) == 0) continue;
+        KVL_TRY(kvl_text_printf(out, "%s%s=%s", out->size ? " " : "", keys[i].name, value.data));
+    }
+done:
+    kvl_text_free(&value);
+    kvl_text_free(&base_value);
+    return status;
+}
+
+kvl_status kvl_spec_resolved(const struct kvl_spec *spec, struct kvl_text *out)
+{
+    kvl_status status = print_entry(&spec->base, NULL, out);
+    struct kvl_text items = {0};
+    for (size_t i = 0; i < spec->n_overrides && status == KVL_OK; i++) {
+        const struct override *o = &spec->override[i];
+        items.size = 0;
+        status = print_entry(&o->entry, &spec->base, &items);
+        if (status == KVL_OK && items.size > 0) status = kvl_text_printf(out, " @%u-%u %s", o->first, o->last, items.data);
+    }
+    kvl_text_free(&items);
+    return status;
+}

@@ -1,0 +1,46 @@
+/* The words of --kv: parsed, checked and resolved. Grammar and keys: README of this room. */
+#ifndef KVL_SPEC_H
+#define KVL_SPEC_H
+#include "registry.h"
+#include "status.h"
+#include "text.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum kvl_side { KVL_SIDE_K, KVL_SIDE_V, KVL_SIDES };
+enum kvl_rope_stage { KVL_STORE_POST_ROPE, KVL_STORE_PRE_ROPE };
+enum kvl_rotation { KVL_ROT_NONE, KVL_ROT_HADAMARD, KVL_ROT_RANDOM };
+enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
+enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+
+/* What one layer's cache does. Instances are owned by the spec. */
+struct kvl_layer_spec {
+    struct kvl_instance codec[KVL_SIDES];
+    enum kvl_rope_stage rope;
+    enum kvl_rotation rot;
+    uint64_t rot_seed;
+    enum kvl_key_order korder;
+    uint32_t sink;             /* first tokens in full precision */
+    int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
+    uint32_t window;           /* 0 = none */
+    enum kvl_positions pos;
+};
+
+struct kvl_spec; /* base entry + overrides (@a-b) */
+
+/* "" and NULL mean the default (f16). Unknown words are refused with a caret under the character, the legal words and the closest one. */
+kvl_status kvl_spec_parse(const char *text, struct kvl_spec **out);
+void kvl_spec_free(struct kvl_spec **spec);
+
+/* The entry of layer `layer` (0-based). Never NULL. */
+const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
+/* KVL_E_USAGE if an override names a layer >= n_layers. */
+kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers);
+/* The above, and every codec fits head_dim, and no tail is shorter than its codec needs; the message says the fix. */
+kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, uint32_t head_dim);
+
+const char *kvl_spec_given(const struct kvl_spec *spec); /* as the user wrote it */
+/* Canonical text: every key, every option; parsing it gives the same spec. */
+kvl_status kvl_spec_resolved(const struct kvl_spec *spec, struct kvl_text *out);
+
+#endif

@@ -1,0 +1,141 @@
+#include "eval_run.h"
+#include <math.h>
+#include <stdio.h>
+
+#define AT(member) offsetof(struct eval_args, member)
+
+/* clang-format off */
+const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
+    KVL_OPTION_MODEL(struct eval_args),
+    KVL_OPTION_FILE(struct eval_args),
+    {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
+    {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",
+     .help = "tokens a window; the second half of each is scored", .fallback = "512", .min = KVL_EVAL_MIN_CTX, .max = 1 << 24},
+    {.name = "chunks", .type = KVL_OPT_INT, .offset = AT(chunks), .metavar = "N",
+     .help = "windows to run, 0 = all", .fallback = "0", .min = 0, .max = 1e9},
+    {.name = "first-chunk", .type = KVL_OPT_INT, .offset = AT(first_chunk), .metavar = "I",
+     .help = "window to start with", .fallback = "0", .min = 0, .max = 1e9},
+    {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
+     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p4 what was sealed "
+             "when its token was written",
+     .fallback = "p1", .choices = "p1|p2|p3|p4"},
+    {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
+     .help = "tokens appended at once (p4: always 1)", .fallback = "512", .min = 1, .max = 1 << 20},
+    KVL_OPTION_EXACT(struct eval_args),
+    {.name = "allow-long", .type = KVL_OPT_FLAG, .offset = AT(allow_long), .help = "allow windows longer than the trained context"},
+    KVL_OPTION_DEVICE(struct eval_args),
+    KVL_OPTION_OUTPUT(struct eval_args),
+    {.name = "no-run-file", .type = KVL_OPT_FLAG, .offset = AT(no_run_file), .help = "keep no run file"},
+    {.name = "profile", .type = KVL_OPT_FLAG, .offset = AT(profile), .help = "time every kernel into the run file (slower)"},
+    KVL_OPTION_JSON(struct eval_args),
+    {.name = "base", .type = KVL_OPT_TEXT, .offset = AT(base), .metavar = "SPEC",
+     .help = "cache to compare with", .fallback = "f16"},
+};
+/* clang-format on */
+
+static kvl_status run_recorded(const struct eval_args *args, const struct eval_kind *kind, struct kvl_eval *eval)
+{
+    const struct kvl_eval_config *c = &eval->config;
+    const struct kvl_fact settings[] = {{"first_chunk", (double)c->first_chunk, true}, {"chunks", (double)c->chunks, true}};
+    const struct kvl_record_config config = {
+        .command = kind->command,
+        .output = args->output,
+        .no_file = args->no_run_file,
+        .profile = args->profile,
+        .device = eval->rig->device,
+        .model = eval->rig->model,
+        .spec = c->spec,
+        .base = c->base,
+        .protocol = c->protocol,
+        .ubatch = c->ubatch,
+        .n_ctx = c->n_ctx,
+        .exact = c->exact,
+        .text_sha256 = eval->text->sha256,
+        .settings = settings,
+        .n_settings = sizeof settings / sizeof *settings,
+        .table = kind->table,
+    };
+    struct kvl_record *record = NULL;
+    kvl_status status = kvl_record_open(&config, &record);
+    if (status != KVL_OK) return status;
+    status = kind->measure(args, eval, record);
+    return kvl_record_close(&record, status);
+}
+
+kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_rig rig = {0};
+    struct kvl_eval_text text = {0};
+    struct kvl_spec *spec = NULL, *base = NULL;
+    struct kvl_eval *eval = NULL;
+    KVL_TRY(kvl_spec_parse(args->kv, &spec));
+    if (args->base) KVL_TRY(kvl_spec_parse(args->base, &base));
+    KVL_TRY(kvl_rig_open(args->model, args->device, &rig));
+    KVL_TRY(kvl_eval_text_read(rig.model, args->file, &text));
+    const struct kvl_eval_config config = {
+        .spec = spec,
+        .base = base,
+        .n_ctx = (uint32_t)args->n_ctx,
+        .ubatch = (uint32_t)args->ubatch,
+        .first_chunk = (uint64_t)args->first_chunk,
+        .chunks = (uint64_t)args->chunks,
+        .protocol = (enum kvl_protocol)args->protocol,
+        .exact = args->exact,
+        .allow_long = args->allow_long,
+    };
+    KVL_TRY(kvl_eval_open(&rig, &text, &config, &eval));
+    KVL_TRY(run_recorded(args, kind, eval));
+done:
+    kvl_eval_close(&eval);
+    kvl_eval_text_free(&text);
+    kvl_rig_close(&rig);
+    kvl_spec_free(&base);
+    kvl_spec_free(&spec);
+    return status;
+}
+
+/* ---- printing ---- */
+
+void eval_print_windows(const struct kvl_record *record, const struct kvl_eval *eval, const struct kvl_eval_ppl *result)
+{
+    kvl_record_print(record);
+    printf("windows   %llu of %u tokens from number %llu on, %u scored in each: %llu tokens\n",
+           (unsigned long long)result->n_chunks, eval->config.n_ctx, (unsigned long long)eval->config.first_chunk, eval->n_scored,
+           (unsigned long long)result->n_tokens);
+}
+
+/* Errors over windows are the ones to trust: tokens of a window are not independent. Few windows cannot give one. */
+void eval_print_errors(const char *label, double value, double se, double se_chunk, uint64_t n_chunks, int digits)
+{
+    const uint64_t enough = 16;
+    printf("%-9s %.*f +/- %.*f (tokens)", label, digits, value, digits, se);
+    if (!isnan(se_chunk)) printf(", +/- %.*f (windows)", digits, se_chunk);
+    puts(n_chunks < enough ? ", exploratory: under 16 windows" : "");
+}
+
+static kvl_status add_chunk(cJSON *array, const struct kvl_eval_chunk *chunk, bool with_base)
+{
+    const struct kvl_fact facts[] = {
+        {"chunk", (double)chunk->chunk}, {"nll", chunk->nll}, {"n", chunk->n},
+        {"nll_base", chunk->nll_base},   {"kld", chunk->kld}, {"same_top1", chunk->same_top1},
+    };
+    cJSON *object = cJSON_CreateObject();
+    if (!object || !cJSON_AddItemToArray(array, object)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    return kvl_json_facts(object, facts, with_base ? 6 : 3);
+}
+
+kvl_status eval_print_json(const struct kvl_record *record, const struct kvl_fact *facts, size_t n_facts,
+                           const struct kvl_eval_ppl *result, bool with_base)
+{
+    kvl_status status = KVL_OK;
+    cJSON *object = cJSON_CreateObject();
+    KVL_TRY(kvl_record_json(record, object));
+    KVL_TRY(kvl_json_facts(object, facts, n_facts));
+    cJSON *chunks = cJSON_AddArrayToObject(object, "chunks");
+    for (uint64_t i = 0; i < result->n_chunks; i++) KVL_TRY(add_chunk(chunks, &result->chunk[i], with_base));
+    KVL_TRY(kvl_json_print(object));
+done:
+    cJSON_Delete(object);
+    return status;
+}

@@ -1,0 +1,87 @@
+/* Structs of the device room, and what its files share. Nothing outside host/device includes this.
+ *
+ * Ownership: a device owns its programs, a program its kernels; buffers belong to whoever made them and are linked into the
+ * device's ledger until they are freed. Programs and kernels are kept in order of first use. */
+#ifndef KVL_DEVICE_INTERNAL_H
+#define KVL_DEVICE_INTERNAL_H
+#include "device.h"
+#include <CL/cl.h>
+
+/* A device as found on a platform, before it is opened. */
+struct kvl_found {
+    cl_platform_id platform;
+    cl_device_id id;
+    struct kvl_caps caps;
+};
+kvl_status kvl_find_devices(struct kvl_found **list, size_t *n); /* free with kvl_free */
+
+/* A launch whose event is kept for profiling. */
+struct kvl_pending {
+    cl_event event;
+    const char *kernel;
+    struct kvl_work work;
+};
+
+struct kvl_device {
+    cl_device_id id;
+    cl_context context;
+    cl_command_queue queue;
+    struct kvl_caps caps;
+    char platform_version[256]; /* names the compiler's version on some */
+    struct kvl_buffer *buffers; /* newest first */
+    struct kvl_ledger ledger;
+    struct kvl_program *programs;
+    uint64_t launches, builds; /* kernels enqueued; programs compiled from source */
+    bool profiling;
+    struct kvl_pending *pending;
+    size_t n_pending, pending_room;
+};
+
+struct kvl_buffer {
+    struct kvl_device *device; /* NULL once the device was closed */
+    struct kvl_buffer *next, *previous;
+    cl_mem memory;
+    const char *owner;
+    int layer;
+    uint64_t size, bytes[KVL_MEM_CLASSES];
+};
+
+struct kvl_program {
+    struct kvl_device *device;
+    struct kvl_program *next;
+    struct kvl_kernel *kernels;
+    cl_program program;
+    char sha256[65]; /* of text and build options */
+    char *names;     /* of its parts, for messages */
+};
+
+struct kvl_kernel {
+    struct kvl_program *program;
+    struct kvl_kernel *next;
+    cl_kernel kernel;
+    char *name;
+    cl_uint n_args;
+};
+
+/* KVL_OK, or the error of an OpenCL call on `object` ("buffer 'kv pages'"). */
+kvl_status kvl_cl_check(cl_int code, const char *call, const char *object);
+kvl_status kvl_cl_status(cl_int code);
+const char *kvl_cl_error_name(cl_int code);
+
+void kvl_ledger_enter(struct kvl_device *device, struct kvl_buffer *buffer);
+void kvl_ledger_remove(struct kvl_buffer *buffer);
+void kvl_ledger_abandon(struct kvl_device *device); /* at close: warns of each buffer and releases its memory */
+
+/* The program cache on disk. A miss, a damaged entry and a failed write are not errors. */
+bool kvl_program_cache_load(const char *key, char **binary, size_t *size); /* free with kvl_free */
+void kvl_program_cache_store(const char *key, const void *binary, size_t size);
+
+void kvl_program_forget(struct kvl_program *program); /* takes it out of its device and frees it */
+
+void kvl_kernel_free(struct kvl_kernel **kernel);
+
+/* Room for the event of the next launch; it counts when the caller adds 1 to n_pending. */
+kvl_status kvl_profile_slot(struct kvl_device *device, const char *kernel, struct kvl_work work, cl_event **event);
+void kvl_profile_drop(struct kvl_device *device); /* releases all kept events */
+
+#endif

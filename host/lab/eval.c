@@ -1,0 +1,215 @@
+#include "eval.h"
+#include "file.h"
+#include "log.h"
+#include "mem.h"
+#include <string.h>
+
+/* ---- rig and text ---- */
+
+kvl_status kvl_rig_open(const char *model_path, const char *device, struct kvl_rig *out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_rig rig = {0};
+    KVL_TRY(kvl_model_open(model_path, &rig.model));
+    KVL_TRY(kvl_device_open(device, &rig.device));
+    KVL_TRY(kvl_weights_load(rig.model, rig.device, &rig.weights));
+    *out = rig;
+    rig = (struct kvl_rig){0};
+done:
+    kvl_rig_close(&rig);
+    return status;
+}
+
+void kvl_rig_close(struct kvl_rig *rig)
+{
+    if (rig->weights) kvl_weights_free(&rig->weights);
+    if (rig->device) kvl_device_close(&rig->device);
+    if (rig->model) kvl_model_close(&rig->model);
+}
+
+kvl_status kvl_eval_text_read(const struct kvl_model *model, const char *path, struct kvl_eval_text *out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_eval_text text = {.path = path};
+    char *bytes = NULL;
+    size_t size = 0;
+    KVL_TRY(kvl_file_read(path, &bytes, &size));
+    if (size == 0) {
+        status = kvl_fail(KVL_E_USAGE, "%s: the text is empty; -f wants a text of at least one window of tokens", path);
+        goto done;
+    }
+    KVL_TRY(kvl_sha256(bytes, size, text.sha256));
+    KVL_TRY(kvl_tokenizer_encode(model->tokenizer, bytes, size, false, &text.tokens, &text.n));
+    if (kvl_tokenizer_adds_bos(model->tokenizer)) {
+        KVL_TRY(kvl_realloc(&text.tokens, text.n + 1, sizeof *text.tokens));
+        memmove(text.tokens + 1, text.tokens, text.n * sizeof *text.tokens);
+        text.tokens[0] = kvl_tokenizer_bos(model->tokenizer);
+        text.n++;
+    }
+    *out = text;
+    text.tokens = NULL;
+done:
+    kvl_free(&bytes);
+    kvl_free(&text.tokens);
+    return status;
+}
+
+void kvl_eval_text_free(struct kvl_eval_text *text) { kvl_free(&text->tokens); }
+
+/* ---- windows ---- */
+
+/* The forward pass gets a window in pieces of whole ubatches, so that the logits of a long window need not fit at once. */
+enum { PIECE_TOKENS = 512 };
+
+static uint32_t piece_tokens(const struct kvl_eval_config *c)
+{
+    return c->ubatch >= PIECE_TOKENS ? c->ubatch : PIECE_TOKENS / c->ubatch * c->ubatch;
+}
+
+static kvl_status check_config(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *c)
+{
+    const uint32_t limit = rig->model->dims.n_ctx_train;
+    if (c->protocol == KVL_P3_PREFILL_EXACT)
+        return kvl_fail(KVL_E_USAGE,
+                        "--protocol p3 compresses the cache at the end of the prompt, so the tokens scored here would all read it "
+                        "in full precision and nothing would be measured; use p1, p2 or p4, or 'kvlab eval continuation'");
+    if (c->n_ctx < KVL_EVAL_MIN_CTX)
+        return kvl_fail(KVL_E_USAGE, "-c %u: a window needs at least %d tokens", c->n_ctx, KVL_EVAL_MIN_CTX);
+    if (c->n_ctx > limit && !c->allow_long)
+        return kvl_fail(KVL_E_USAGE, "-c %u: the model was trained on %u positions; use -c %u or less, or --allow-long", c->n_ctx,
+                        limit, limit);
+    const uint64_t found = text->n / c->n_ctx;
+    if (found == 0)
+        return kvl_fail(KVL_E_USAGE, "%s: %zu tokens are less than one window of %u; use a longer text or a smaller -c", text->path,
+                        text->n, c->n_ctx);
+    if (c->first_chunk >= found)
+        return kvl_fail(KVL_E_USAGE, "--first-chunk %llu: %s has windows 0 to %llu of %u tokens",
+                        (unsigned long long)c->first_chunk, text->path, (unsigned long long)(found - 1), c->n_ctx);
+    const uint64_t left = found - c->first_chunk;
+    if (c->chunks > left)
+        return kvl_fail(
+            KVL_E_USAGE, "--chunks %llu: %s has %llu windows of %u tokens from --first-chunk %llu on; --chunks 0 takes them all",
+            (unsigned long long)c->chunks, text->path, (unsigned long long)left, c->n_ctx, (unsigned long long)c->first_chunk);
+    if (c->chunks == 0) c->chunks = left;
+    if (c->ubatch > c->n_ctx) c->ubatch = c->n_ctx;
+    if (c->protocol == KVL_P4_STREAMING) c->ubatch = 1;
+    return KVL_OK;
+}
+
+kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_eval_config *config,
+                         struct kvl_eval **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_eval *e = NULL;
+    KVL_TRY(kvl_alloc(&e, 1, sizeof *e));
+    e->rig = rig;
+    e->text = text;
+    e->config = *config;
+    KVL_TRY(check_config(rig, text, &e->config));
+    const struct kvl_eval_config *c = &e->config;
+    const struct kvl_spec *spec[KVL_EVAL_ROLES] = {c->spec, c->base};
+
+    const uint32_t second_half = c->n_ctx - c->n_ctx / 2;
+    const uint32_t max_rows = piece_tokens(c) < second_half ? piece_tokens(c) : second_half;
+    e->n_scored = second_half - 1;
+    KVL_TRY(kvl_alloc(&e->window, c->n_ctx, sizeof *e->window));
+    KVL_TRY(kvl_alloc(&e->kld, e->n_scored, sizeof *e->kld));
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (!spec[role]) continue;
+        const struct kvl_session_config session = {.spec = spec[role],
+                                                   .n_ctx = c->n_ctx,
+                                                   .ubatch = c->ubatch,
+                                                   .protocol = c->protocol,
+                                                   .exact = c->exact,
+                                                   .max_logits = max_rows,
+                                                   .allow_long = c->allow_long};
+        KVL_TRY(kvl_spec_check_dims(spec[role], rig->model->dims.n_layer, rig->model->dims.head_dim));
+        KVL_TRY(kvl_session_new(rig->weights, &session, &e->session[role]));
+        KVL_TRY(kvl_alloc(&e->score[role], e->n_scored, sizeof *e->score[role]));
+    }
+    KVL_TRY(kvl_logprob_new(rig->device, rig->model->dims.n_vocab, max_rows, NULL, &e->logprob));
+    *out = e;
+    e = NULL;
+done:
+    kvl_eval_close(&e);
+    return status;
+}
+
+void kvl_eval_close(struct kvl_eval **eval)
+{
+    struct kvl_eval *e = *eval;
+    if (!e) return;
+    kvl_logprob_free(&e->logprob);
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (e->session[role]) kvl_session_free(&e->session[role]);
+        kvl_free(&e->score[role]);
+    }
+    kvl_free(&e->kld);
+    kvl_free(&e->window);
+    kvl_free(eval);
+}
+
+/* Logits of n rows, the first of which is the window's scored row `at`, against the tokens that follow. */
+static kvl_status score_rows(struct kvl_eval *e, uint32_t at, uint32_t n)
+{
+    const int32_t *targets = e->window + e->config.n_ctx / 2 + at + 1;
+    struct kvl_buffer *logits = kvl_session_logits(e->session[KVL_EVAL_SPEC]);
+    if (!e->session[KVL_EVAL_BASE]) return kvl_logprob_score(e->logprob, logits, targets, n, e->score[KVL_EVAL_SPEC] + at);
+    return kvl_logprob_compare(e->logprob, kvl_session_logits(e->session[KVL_EVAL_BASE]), logits, targets, n,
+                               e->score[KVL_EVAL_BASE] + at, e->score[KVL_EVAL_SPEC] + at, e->kld + at);
+}
+
+/* Tokens start .. end-1 of the window through all sessions, then the scores of the rows among them that predict a scored token. */
+static kvl_status run_piece(struct kvl_eval *e, uint32_t start, uint32_t end, uint64_t ns[KVL_EVAL_ROLES])
+{
+    kvl_status status = KVL_OK;
+    const uint32_t n_ctx = e->config.n_ctx, half = n_ctx / 2;
+    const uint32_t first = start > half ? start : half; /* row of the first logits wanted */
+    const uint32_t n_logits = end > first ? end - first : 0;
+    const uint32_t n_scored = end == n_ctx && n_logits > 0 ? n_logits - 1 : n_logits; /* the last row has no next token */
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (!e->session[role]) continue;
+        const uint64_t begin = kvl_now_ns();
+        KVL_TRY(kvl_session_forward(e->session[role], e->window + start, end - start, n_logits));
+        KVL_TRY(kvl_device_finish(e->rig->device));
+        ns[role] += kvl_now_ns() - begin;
+    }
+    if (n_scored > 0) KVL_TRY(score_rows(e, first - half, n_scored));
+done:
+    return status;
+}
+
+kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record *record)
+{
+    static const char *const phase[KVL_EVAL_ROLES] = {"window", "base window"};
+    kvl_status status = KVL_OK;
+    const uint32_t n_ctx = e->config.n_ctx, piece = piece_tokens(&e->config);
+    const struct kvl_tokenizer *tokenizer = e->rig->model->tokenizer;
+    uint64_t ns[KVL_EVAL_ROLES] = {0};
+
+    memcpy(e->window, e->text->tokens + chunk * n_ctx, n_ctx * sizeof *e->window);
+    if (kvl_tokenizer_adds_bos(tokenizer)) e->window[0] = kvl_tokenizer_bos(tokenizer);
+    for (int role = 0; role < KVL_EVAL_ROLES; role++)
+        if (e->session[role]) KVL_TRY(kvl_session_reset(e->session[role]));
+    for (uint32_t start = 0; start < n_ctx; start += piece) {
+        if (kvl_interrupted()) {
+            status = kvl_fail(KVL_E_INTERRUPTED, "interrupted: %llu of %llu windows are committed",
+                              (unsigned long long)(chunk - e->config.first_chunk), (unsigned long long)e->config.chunks);
+            goto done;
+        }
+        KVL_TRY(run_piece(e, start, n_ctx - start > piece ? start + piece : n_ctx, ns));
+    }
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (!e->session[role]) continue;
+        KVL_TRY(kvl_record_step(record, e->session[role], phase[role], n_ctx, ns[role], NULL));
+        e->forward_ns[role] += ns[role];
+    }
+    e->n_forward += n_ctx;
+done:
+    return status;
+}
+
+double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
+{
+    return e->forward_ns[role] ? (double)e->n_forward * 1e9 / (double)e->forward_ns[role] : 0.0;
+}

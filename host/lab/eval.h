@@ -1,0 +1,106 @@
+/* Quality of a cache strategy on a text, window by window (the protocol of llama-perplexity).
+ *
+ * The text's tokens are cut into consecutive windows of n_ctx tokens; positions restart at 0 in each; a short last window is
+ * dropped. If the model wants a BOS, the stream starts with one and the first token of every window is replaced by it. The logits
+ * at i = n_ctx/2 .. n_ctx-2 predict token i+1, so the second half of a window is scored with at least n_ctx/2 tokens of context. */
+#ifndef KVL_EVAL_H
+#define KVL_EVAL_H
+#include "logprob.h"
+#include "runrecord.h"
+#include "session.h"
+#include "stats.h"
+
+/* ---- what a run works with: device, model, weights, text ---- */
+
+struct kvl_rig {
+    struct kvl_device *device;
+    struct kvl_model *model;
+    struct kvl_weights *weights;
+};
+kvl_status kvl_rig_open(const char *model_path, const char *device, struct kvl_rig *out);
+void kvl_rig_close(struct kvl_rig *rig);
+
+struct kvl_eval_text {
+    int32_t *tokens; /* BOS first if the model wants one */
+    size_t n;
+    const char *path; /* borrowed */
+    char sha256[65];
+};
+kvl_status kvl_eval_text_read(const struct kvl_model *model, const char *path, struct kvl_eval_text *out);
+void kvl_eval_text_free(struct kvl_eval_text *text);
+
+/* ---- windows ---- */
+
+enum { KVL_EVAL_MIN_CTX = 8 };
+
+struct kvl_eval_config {
+    const struct kvl_spec *spec, *base; /* base: NULL, or the cache that `spec` is compared with */
+    uint32_t n_ctx, ubatch;             /* ubatch: 1 under P4 whatever is asked */
+    uint64_t first_chunk, chunks;       /* chunks 0 = all from first_chunk on */
+    enum kvl_protocol protocol;
+    bool exact, allow_long;
+};
+
+enum kvl_eval_role { KVL_EVAL_SPEC, KVL_EVAL_BASE, KVL_EVAL_ROLES };
+
+struct kvl_eval {
+    const struct kvl_rig *rig;
+    const struct kvl_eval_text *text;
+    struct kvl_eval_config config; /* chunks resolved, ubatch as used */
+    struct kvl_session *session[KVL_EVAL_ROLES];
+    struct kvl_logprob *logprob;
+    int32_t *window;                                /* [n_ctx] the tokens of the window at work */
+    struct kvl_row_score *score[KVL_EVAL_ROLES];    /* [n_scored] of the last window */
+    float *kld;                                     /* [n_scored] of the last window, with a base */
+    uint32_t n_scored;                              /* a window */
+    uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
+};
+
+/* Refuses texts, windows and protocols that would measure nothing; the message says what to change. */
+kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_eval_config *config,
+                         struct kvl_eval **out);
+void kvl_eval_close(struct kvl_eval **eval);
+
+/* Runs window `chunk` through all sessions and fills score and kld. Blocks. KVL_E_INTERRUPTED after Ctrl-C. */
+kvl_status kvl_eval_window(struct kvl_eval *eval, uint64_t chunk, struct kvl_record *record);
+
+double kvl_eval_tokens_per_s(const struct kvl_eval *eval, enum kvl_eval_role role);
+
+/* ---- results; every nll is a mean in nats a token, every fraction a fraction ---- */
+
+struct kvl_eval_chunk {
+    uint64_t chunk;
+    uint32_t n;
+    double nll, nll_base, kld, same_top1; /* the last three: eval kld only */
+};
+
+struct kvl_eval_ppl {
+    struct kvl_eval_chunk *chunk; /* [n_chunks] */
+    uint64_t n_chunks, n_tokens;
+    double nll, ppl, ppl_se, ppl_se_chunk; /* se: over tokens; se_chunk: over windows, NaN for one window */
+    double tokens_per_s;                   /* forward pass of a window */
+};
+/* `record` gets a row a window in the table KVL_EVAL_PPL_TABLE, and the summary. On an error *out holds the windows done so far. */
+extern const struct kvl_record_table kvl_eval_ppl_table;
+kvl_status kvl_eval_ppl(struct kvl_eval *eval, struct kvl_record *record, struct kvl_eval_ppl *out);
+void kvl_eval_ppl_free(struct kvl_eval_ppl *result);
+
+struct kvl_eval_kld {
+    struct kvl_eval_ppl spec;
+    double nll_base, ppl_base, base_tokens_per_s;
+    double ppl_ratio, ppl_ratio_se; /* exp(mean of nll - nll_base) and its error over tokens, which is the paired one */
+    double kld_mean, kld_se, kld_se_chunk;
+    double kld_max, kld_p999, kld_p99, kld_p95, kld_p90, kld_median, kld_p10, kld_p5, kld_p1;
+    double same_top1, same_top1_se;
+    double rms_dp; /* root mean square of p(correct token) - p_base(correct token) */
+};
+extern const struct kvl_record_table kvl_eval_kld_table;
+kvl_status kvl_eval_kld(struct kvl_eval *eval, struct kvl_record *record, struct kvl_eval_kld *out);
+void kvl_eval_kld_free(struct kvl_eval_kld *result);
+
+/* The results as the named numbers of the run file and of --json. `facts` has room for KVL_EVAL_FACTS. Return their number. */
+enum { KVL_EVAL_FACTS = 32 };
+size_t kvl_eval_ppl_facts(const struct kvl_eval_ppl *result, struct kvl_fact *facts);
+size_t kvl_eval_kld_facts(const struct kvl_eval_kld *result, struct kvl_fact *facts);
+
+#endif

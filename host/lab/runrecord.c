@@ -1,0 +1,573 @@
+#include "runrecord.h"
+#include "file.h"
+#include "log.h"
+#include "mem.h"
+#include "plan.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Launch times of one kernel; all are kept, because the median needs them. */
+struct kernel_times {
+    const char *name;
+    double *ns;
+    size_t n, room;
+    struct kvl_work work; /* sums */
+};
+
+struct kvl_record {
+    struct kvl_record_config config;
+    struct kvl_runfile *file;   /* NULL: --no-run-file */
+    struct kvl_text spec, base; /* resolved */
+    struct kvl_cache_bytes bytes;
+    struct kvl_peaks peaks;
+    struct kernel_times *kernel;
+    size_t n_kernels;
+    uint64_t start_ns;
+    int steps, table, kernels; /* table numbers */
+};
+
+/* ---- tables ---- */
+
+static const struct kvl_column step_columns[] = {
+    {"t_ns", "ns", "wall time since the start of the run, at the end of the step", KVL_COL_U64},
+    {"duration_ns", "ns", "wall time of the step", KVL_COL_U64},
+    {"phase", "1", "what the step did", KVL_COL_TEXT, 16},
+    {"tokens", "1", "tokens forward-passed in the step", KVL_COL_U64},
+    {"kept", "1", "tokens in the cache after the step", KVL_COL_U64},
+    {"resident_bytes", "byte", "cache memory after the step, all classes but scratch", KVL_COL_U64},
+    {"read_bytes", "byte", "bytes of the cache that attention read in the step", KVL_COL_U64},
+    {"launches", "1", "kernels the session enqueued in the step", KVL_COL_U64},
+};
+static const struct kvl_column kernel_columns[] = {
+    {"name", "1", "kernel", KVL_COL_TEXT, 64},
+    {"calls", "1", "launches", KVL_COL_U64},
+    {"ns_min", "ns", "shortest launch", KVL_COL_F64},
+    {"ns_median", "ns", "median launch", KVL_COL_F64},
+    {"ns_max", "ns", "longest launch", KVL_COL_F64},
+    {"ns_sum", "ns", "all launches", KVL_COL_F64},
+    {"bytes", "byte", "bytes worked through by all launches, 0 if not stated", KVL_COL_U64},
+    {"flops", "1", "operations of all launches, 0 if not stated", KVL_COL_U64},
+    {"gbps", "GB s-1", "bytes / ns_sum", KVL_COL_F64},
+    {"peak_share", "1", "gbps / measured read bandwidth of the device", KVL_COL_F64},
+};
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+
+/* ---- before the first step ---- */
+
+/* The arguments of this process, as a shell would take them again. */
+static kvl_status command_line(struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    char *arguments = NULL;
+    size_t size = 0;
+    KVL_TRY(kvl_file_read("/proc/self/cmdline", &arguments, &size));
+    for (size_t at = 0; at < size; at += strlen(arguments + at) + 1) {
+        const char *word = arguments + at;
+        if (at > 0) KVL_TRY(kvl_text_append(out, " ", 1));
+        const bool plain = *word != '\0' &&
+                           strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+") == strlen(word);
+        if (plain) {
+            KVL_TRY(kvl_text_printf(out, "%s", word));
+            continue;
+        }
+        KVL_TRY(kvl_text_append(out, "'", 1));
+        for (const char *c = word; *c; c++) KVL_TRY(*c == '\'' ? kvl_text_append(out, "'\\''", 4) : kvl_text_append(out, c, 1));
+        KVL_TRY(kvl_text_append(out, "'", 1));
+    }
+done:
+    kvl_free(&arguments);
+    return status;
+}
+
+struct entry { /* one attribute of /config: a text, or a whole number */
+    const char *name, *text;
+    int64_t number;
+};
+enum { CONFIG_ENTRIES = 12 };
+
+static size_t config_entries(const struct kvl_record *r, struct entry entry[CONFIG_ENTRIES])
+{
+    const struct kvl_record_config *c = &r->config;
+    size_t n = 0;
+    entry[n++] = (struct entry){"command", c->command};
+    entry[n++] = (struct entry){"kv", r->spec.data};
+    if (c->base) entry[n++] = (struct entry){"base", r->base.data};
+    entry[n++] = (struct entry){"device", kvl_device_caps(c->device)->name};
+    entry[n++] = (struct entry){"model", c->model->name};
+    entry[n++] = (struct entry){"model_sha256", c->model->sha256};
+    entry[n++] = (struct entry){"tokenizer_sha256", kvl_tokenizer_sha256(c->model->tokenizer)};
+    entry[n++] = (struct entry){"text_sha256", c->text_sha256};
+    entry[n++] = (struct entry){"protocol", kvl_protocol_name[c->protocol]};
+    entry[n++] = (struct entry){"ubatch", NULL, c->ubatch};
+    entry[n++] = (struct entry){"n_ctx", NULL, c->n_ctx};
+    entry[n++] = (struct entry){"exact", NULL, c->exact};
+    return n;
+}
+
+static kvl_status config_hash(const struct kvl_record *r, char hex[65])
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text text = {0};
+    struct entry entry[CONFIG_ENTRIES];
+    const size_t n = config_entries(r, entry);
+    for (size_t i = 0; i < n; i++)
+        KVL_TRY(entry[i].text ? kvl_text_printf(&text, "%s=%s\n", entry[i].name, entry[i].text)
+                              : kvl_text_printf(&text, "%s=%lld\n", entry[i].name, (long long)entry[i].number));
+    for (size_t i = 0; i < r->config.n_settings; i++)
+        KVL_TRY(kvl_text_printf(&text, "%s=%.17g\n", r->config.settings[i].name, r->config.settings[i].value));
+    KVL_TRY(kvl_sha256(text.data, text.size, hex));
+done:
+    kvl_text_free(&text);
+    return status;
+}
+
+static kvl_status default_path(const char *command, const char *hash, struct kvl_text *out)
+{
+    const time_t now = time(NULL);
+    struct tm utc;
+    char stamp[32];
+    gmtime_r(&now, &utc);
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &utc);
+    const kvl_status status = kvl_text_printf(out, "runs/%s-%s-%.8s.h5", command, stamp, hash);
+    if (status == KVL_OK)
+        for (char *c = out->data; *c; c++)
+            if (*c == ' ') *c = '-';
+    return status;
+}
+
+static kvl_status put_facts(struct kvl_runfile *f, const char *group, const struct kvl_fact *facts, size_t n)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (isnan(facts[i].value)) continue;
+        KVL_TRY(facts[i].is_count ? kvl_runfile_integer(f, group, facts[i].name, (int64_t)facts[i].value)
+                                  : kvl_runfile_number(f, group, facts[i].name, facts[i].value));
+    }
+done:
+    return status;
+}
+
+static kvl_status put_config(struct kvl_record *r, const char *hash)
+{
+    kvl_status status = KVL_OK;
+    struct entry entry[CONFIG_ENTRIES];
+    const size_t n = config_entries(r, entry);
+    KVL_TRY(kvl_runfile_text(r->file, "/", "config_hash", hash));
+    for (size_t i = 0; i < n; i++)
+        KVL_TRY(entry[i].text ? kvl_runfile_text(r->file, "/config", entry[i].name, entry[i].text)
+                              : kvl_runfile_integer(r->file, "/config", entry[i].name, entry[i].number));
+    KVL_TRY(kvl_runfile_text(r->file, "/config", "kv_given", kvl_spec_given(r->config.spec)));
+    if (r->config.base) KVL_TRY(kvl_runfile_text(r->file, "/config", "base_given", kvl_spec_given(r->config.base)));
+    KVL_TRY(put_facts(r->file, "/config", r->config.settings, r->config.n_settings));
+done:
+    return status;
+}
+
+static kvl_status put_device(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_caps *c = kvl_device_caps(r->config.device);
+    const struct {
+        const char *name, *value;
+    } texts[] = {
+        {"platform", c->platform},
+        {"name", c->name},
+        {"vendor", c->vendor},
+        {"driver", c->driver},
+        {"version", c->version},
+        {"c_version", c->c_version},
+        {"type", c->type == KVL_DEVICE_CPU   ? "cpu"
+                 : c->type == KVL_DEVICE_GPU ? "gpu"
+                                             : "other"},
+    };
+    const struct kvl_fact facts[] = {
+        {"compute_units", c->compute_units, true},
+        {"max_work_group", c->max_work_group, true},
+        {"clock_mhz", c->clock_mhz, true},
+        {"global_bytes", (double)c->global_bytes, true},
+        {"max_alloc_bytes", (double)c->max_alloc_bytes, true},
+        {"local_bytes", (double)c->local_bytes, true},
+        {"constant_bytes", (double)c->constant_bytes, true},
+        {"local_is_dedicated", c->local_is_dedicated, true},
+        {"fp16", c->fp16, true},
+        {"fp64", c->fp64, true},
+        {"subgroups", c->subgroups, true},
+        {"int_dot", c->int_dot, true},
+        {"unified_memory", c->unified_memory, true},
+    };
+    for (size_t i = 0; i < COUNT(texts); i++) KVL_TRY(kvl_runfile_text(r->file, "/device", texts[i].name, texts[i].value));
+    KVL_TRY(put_facts(r->file, "/device", facts, COUNT(facts)));
+    if (r->config.profile) {
+        KVL_TRY(kvl_device_measure(r->config.device, &r->peaks));
+        const struct kvl_fact peaks[] = {{"read_gbps", r->peaks.read_gbps},
+                                         {"copy_gbps", r->peaks.copy_gbps},
+                                         {"fma_gflops", r->peaks.fma_gflops},
+                                         {"launch_us", r->peaks.launch_us}};
+        KVL_TRY(put_facts(r->file, "/device", peaks, COUNT(peaks)));
+    }
+done:
+    return status;
+}
+
+static kvl_status create_file(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text path = {0}, command = {0};
+    char hash[65];
+    KVL_TRY(config_hash(r, hash));
+    KVL_TRY(r->config.output ? kvl_text_printf(&path, "%s", r->config.output) : default_path(r->config.command, hash, &path));
+    KVL_TRY(command_line(&command));
+    KVL_TRY(kvl_runfile_create(path.data, command.data, &r->file));
+    KVL_TRY(put_config(r, hash));
+    KVL_TRY(put_device(r));
+    KVL_TRY(kvl_runfile_table(r->file, "/steps", step_columns, COUNT(step_columns), &r->steps));
+    const struct kvl_record_table *table = r->config.table;
+    if (table) KVL_TRY(kvl_runfile_table(r->file, table->group, table->columns, table->n_columns, &r->table));
+    if (r->config.profile) KVL_TRY(kvl_runfile_table(r->file, "/kernels", kernel_columns, COUNT(kernel_columns), &r->kernels));
+    KVL_TRY(kvl_runfile_start(r->file));
+done:
+    kvl_text_free(&path);
+    kvl_text_free(&command);
+    return status;
+}
+
+static void free_record(struct kvl_record **record)
+{
+    struct kvl_record *r = *record;
+    if (!r) return;
+    for (size_t i = 0; i < r->n_kernels; i++) kvl_free(&r->kernel[i].ns);
+    kvl_free(&r->kernel);
+    kvl_text_free(&r->spec);
+    kvl_text_free(&r->base);
+    kvl_free(record);
+}
+
+kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_record **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_record *r = NULL;
+    KVL_TRY(kvl_alloc(&r, 1, sizeof *r));
+    r->config = *config;
+    KVL_TRY(kvl_spec_resolved(config->spec, &r->spec));
+    if (config->base) KVL_TRY(kvl_spec_resolved(config->base, &r->base));
+    if (!config->no_file) KVL_TRY(create_file(r));
+    kvl_profile_on(config->device, config->profile);
+    r->start_ns = kvl_now_ns();
+    *out = r;
+    r = NULL;
+done:
+    if (r && r->file) kvl_runfile_close(&r->file, "failed");
+    free_record(&r);
+    return status;
+}
+
+/* ---- steps ---- */
+
+static kvl_status find_kernel(struct kvl_record *r, const char *name, struct kernel_times **out)
+{
+    for (size_t i = 0; i < r->n_kernels; i++) {
+        *out = &r->kernel[i];
+        if (strcmp(r->kernel[i].name, name) == 0) return KVL_OK;
+    }
+    const kvl_status status = kvl_realloc(&r->kernel, r->n_kernels + 1, sizeof *r->kernel);
+    if (status != KVL_OK) return status;
+    *out = &r->kernel[r->n_kernels++];
+    **out = (struct kernel_times){.name = name};
+    return KVL_OK;
+}
+
+/* Takes the launch times since the last call, so that the device need not keep the events of a whole run. */
+static kvl_status collect_kernel_times(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_sample *sample = NULL;
+    size_t n = 0;
+    if (!r->config.profile) return KVL_OK;
+    KVL_TRY(kvl_profile_take(r->config.device, &sample, &n));
+    for (size_t i = 0; i < n; i++) {
+        struct kernel_times *k = NULL;
+        KVL_TRY(find_kernel(r, sample[i].kernel, &k));
+        if (k->n == k->room) {
+            KVL_TRY(kvl_realloc(&k->ns, k->room ? 2 * k->room : 64, sizeof *k->ns));
+            k->room = k->room ? 2 * k->room : 64;
+        }
+        k->ns[k->n++] = (double)(sample[i].end_ns - sample[i].start_ns);
+        k->work.bytes += sample[i].work.bytes;
+        k->work.flops += sample[i].work.flops;
+    }
+done:
+    kvl_free(&sample);
+    return status;
+}
+
+kvl_status kvl_record_step(struct kvl_record *r, const struct kvl_session *session, const char *phase, uint64_t n_tokens,
+                           uint64_t duration_ns, const struct kvl_counters *before)
+{
+    kvl_status status = KVL_OK;
+    if (!r->file) return KVL_OK;
+    struct kvl_counters now;
+    struct kvl_cache_bytes bytes;
+    kvl_session_counters(session, &now);
+    kvl_session_bytes(session, &bytes);
+    const struct kvl_counters none = {0}, *from = before ? before : &none;
+    const union kvl_cell cells[COUNT(step_columns)] = {
+        {.u64 = kvl_now_ns() - r->start_ns},
+        {.u64 = duration_ns},
+        {.text = phase},
+        {.u64 = n_tokens},
+        {.u64 = kvl_session_position(session)},
+        {.u64 = bytes.resident},
+        {.u64 = now.kv_bytes_read - from->kv_bytes_read},
+        {.u64 = now.launches - from->launches},
+    };
+    KVL_TRY(kvl_runfile_row(r->file, r->steps, cells));
+    KVL_TRY(collect_kernel_times(r));
+done:
+    return status;
+}
+
+kvl_status kvl_record_row(struct kvl_record *r, const union kvl_cell *cells)
+{
+    return r->file ? kvl_runfile_row(r->file, r->table, cells) : KVL_OK;
+}
+
+kvl_status kvl_record_summary(struct kvl_record *r, const struct kvl_fact *facts, size_t n)
+{
+    return r->file ? put_facts(r->file, "/quality", facts, n) : KVL_OK;
+}
+
+/* ---- memory ---- */
+
+struct layer_bytes {
+    uint64_t *bytes; /* [class][layer] */
+    uint32_t n_layer;
+};
+
+static bool add_entry(void *context, const char *owner, int layer, const uint64_t bytes[KVL_MEM_CLASSES])
+{
+    const struct layer_bytes *sum = context;
+    for (int c = 0; c < KVL_MEM_CLASSES; c++)
+        if (layer >= 0 && (uint32_t)layer < sum->n_layer) sum->bytes[(size_t)c * sum->n_layer + (uint32_t)layer] += bytes[c];
+    return true;
+}
+
+static kvl_status put_layer_bytes(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    struct layer_bytes sum = {.n_layer = r->config.model->dims.n_layer};
+    const uint64_t dims[] = {KVL_MEM_CLASSES, sum.n_layer};
+    static const char *const dim_names[] = {"memory_class", "layer"};
+    KVL_TRY(kvl_alloc(&sum.bytes, (size_t)KVL_MEM_CLASSES * sum.n_layer, sizeof *sum.bytes));
+    kvl_ledger_walk(r->config.device, add_entry, &sum);
+    KVL_TRY(kvl_runfile_array(r->file, "/memory/layer_bytes", "byte",
+                              "device memory that belongs to a layer, by class (order: classes)", KVL_COL_U64, 2, dims, dim_names,
+                              sum.bytes));
+done:
+    kvl_free(&sum.bytes);
+    return status;
+}
+
+static kvl_status put_ledger(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_ledger ledger;
+    struct kvl_text classes = {0};
+    kvl_ledger_read(r->config.device, &ledger);
+    for (int c = 0; c < KVL_MEM_CLASSES; c++) {
+        char name[64];
+        snprintf(name, sizeof name, "ledger_%s_bytes", kvl_mem_class_name[c]);
+        KVL_TRY(kvl_runfile_integer(r->file, "/memory", name, (int64_t)ledger.bytes[c]));
+        KVL_TRY(kvl_text_printf(&classes, "%s%s", c ? " " : "", kvl_mem_class_name[c]));
+    }
+    KVL_TRY(kvl_runfile_integer(r->file, "/memory", "ledger_total_bytes", (int64_t)ledger.total));
+    KVL_TRY(kvl_runfile_integer(r->file, "/memory", "ledger_peak_bytes", (int64_t)ledger.peak));
+    KVL_TRY(kvl_runfile_text(r->file, "/memory", "classes", classes.data));
+done:
+    kvl_text_free(&classes);
+    return status;
+}
+
+/* What the planner says without a device's help; equals what the session reserved. */
+static kvl_status put_plan(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_record_config *c = &r->config;
+    const struct kvl_dims *d = &c->model->dims;
+    const struct kvl_caps *caps = kvl_device_caps(c->device);
+    const struct kvl_cache_dims dims = {
+        .n_layer = d->n_layer, .n_head = d->n_head, .n_kv_head = d->n_kv_head, .head_dim = d->head_dim};
+    const struct kvl_cache_config config = {
+        .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
+    const struct kvl_cache_limits limits = {.max_alloc_bytes = caps->max_alloc_bytes, .compute_units = caps->compute_units};
+    struct kvl_cache_plan plan = {0};
+    KVL_TRY(kvl_cache_plan_make(&dims, &config, &limits, &plan));
+    const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},
+                                     {"plan_resident_bytes", (double)plan.resident_bytes, true},
+                                     {"plan_cache_scratch_bytes", (double)plan.scratch_bytes, true}};
+    KVL_TRY(put_facts(r->file, "/memory", facts, COUNT(facts)));
+done:
+    kvl_cache_plan_free(&plan);
+    return status;
+}
+
+/* The cache of the session in numbers; the first four are the common keys of --json. */
+enum { COMMON_BYTES = 4, CACHE_FACTS = 9 };
+static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[CACHE_FACTS])
+{
+    const struct kvl_fact all[CACHE_FACTS] = {
+        {"bytes_per_token", (double)b->bytes_per_token, true},
+        {"payload_bytes", (double)b->payload, true},
+        {"resident_bytes", (double)b->resident, true},
+        {"peak_bytes", (double)b->peak, true},
+        {"scale_bytes", (double)b->scale, true},
+        {"index_bytes", (double)b->index, true},
+        {"table_bytes", (double)b->table, true},
+        {"slack_bytes", (double)b->slack, true},
+        {"scratch_bytes", (double)b->scratch, true},
+    };
+    memcpy(facts, all, sizeof all);
+}
+
+kvl_status kvl_record_memory(struct kvl_record *r, const struct kvl_session *session)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_fact facts[CACHE_FACTS];
+    kvl_session_bytes(session, &r->bytes);
+    if (!r->file) return KVL_OK;
+    cache_facts(&r->bytes, facts);
+    KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
+    KVL_TRY(put_plan(r));
+    KVL_TRY(put_ledger(r));
+    KVL_TRY(put_layer_bytes(r));
+done:
+    return status;
+}
+
+/* ---- the end ---- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static kvl_status put_kernel(struct kvl_record *r, struct kernel_times *k)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < k->n; i++) sum += k->ns[i];
+    qsort(k->ns, k->n, sizeof *k->ns, compare_doubles);
+    const double gbps = sum > 0.0 ? (double)k->work.bytes / sum : 0.0;
+    const union kvl_cell cells[COUNT(kernel_columns)] = {
+        {.text = k->name},
+        {.u64 = k->n},
+        {.f64 = k->ns[0]},
+        {.f64 = 0.5 * (k->ns[(k->n - 1) / 2] + k->ns[k->n / 2])},
+        {.f64 = k->ns[k->n - 1]},
+        {.f64 = sum},
+        {.u64 = k->work.bytes},
+        {.u64 = k->work.flops},
+        {.f64 = gbps},
+        {.f64 = r->peaks.read_gbps > 0.0 ? gbps / r->peaks.read_gbps : NAN},
+    };
+    return kvl_runfile_row(r->file, r->kernels, cells);
+}
+
+static kvl_status finish_file(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    char source[65];
+    KVL_TRY(collect_kernel_times(r));
+    for (size_t i = 0; i < r->n_kernels; i++) KVL_TRY(put_kernel(r, &r->kernel[i]));
+    KVL_TRY(kvl_device_source_sha256(r->config.device, source));
+    KVL_TRY(kvl_runfile_text(r->file, "/config", "cl_source_sha256", source));
+    KVL_TRY(kvl_runfile_commit(r->file));
+done:
+    return status;
+}
+
+static const char *status_text(kvl_status status)
+{
+    return status == KVL_OK ? "complete" : status == KVL_E_INTERRUPTED ? "interrupted" : "failed";
+}
+
+kvl_status kvl_record_close(struct kvl_record **record, kvl_status status)
+{
+    struct kvl_record *r = *record;
+    if (!r) return status;
+    kvl_profile_on(r->config.device, false);
+    if (r->file) {
+        const kvl_status finished = finish_file(r);
+        if (status == KVL_OK) status = finished;
+        struct kvl_text path = {0};
+        const kvl_status named = kvl_text_printf(&path, "%s%s", kvl_runfile_path(r->file), status == KVL_OK ? "" : ".part");
+        const kvl_status closed = kvl_runfile_close(&r->file, status_text(status));
+        if (status == KVL_OK) status = closed;
+        if (named == KVL_OK)
+            kvl_info("run file: %s%s%s%s", path.data, status == KVL_OK ? "" : " (", status == KVL_OK ? "" : status_text(status),
+                     status == KVL_OK ? "" : ")");
+        kvl_text_free(&path);
+    }
+    free_record(record);
+    return status;
+}
+
+/* ---- for people and for scripts ---- */
+
+kvl_status kvl_json_facts(cJSON *object, const struct kvl_fact *facts, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const bool defined = !isnan(facts[i].value);
+        if (!(defined ? cJSON_AddNumberToObject(object, facts[i].name, facts[i].value)
+                      : cJSON_AddNullToObject(object, facts[i].name)))
+            return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    }
+    return KVL_OK;
+}
+
+kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
+{
+    const struct {
+        const char *name, *value;
+    } texts[] = {
+        {"kv", r->spec.data},
+        {"base", r->base.data}, /* NULL: no such key */
+        {"device", kvl_device_caps(r->config.device)->name},
+        {"model", r->config.model->name},
+        {"protocol", kvl_protocol_name[r->config.protocol]},
+    };
+    struct kvl_fact facts[1 + CACHE_FACTS] = {{"ubatch", r->config.ubatch, true}};
+    cache_facts(&r->bytes, facts + 1);
+    for (size_t i = 0; i < COUNT(texts); i++)
+        if (texts[i].value && !cJSON_AddStringToObject(object, texts[i].name, texts[i].value))
+            return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    if (!(r->file ? cJSON_AddStringToObject(object, "run_file", kvl_runfile_path(r->file))
+                  : cJSON_AddNullToObject(object, "run_file")))
+        return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    return kvl_json_facts(object, facts, 1 + COMMON_BYTES);
+}
+
+kvl_status kvl_json_print(const cJSON *object)
+{
+    char *text = cJSON_Print(object);
+    if (!text) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    puts(text);
+    cJSON_free(text);
+    return KVL_OK;
+}
+
+void kvl_record_print(const struct kvl_record *r)
+{
+    const double mib = 1.0 / 1048576.0;
+    printf("model     %s\n", r->config.model->name);
+    printf("device    %s\n", kvl_device_caps(r->config.device)->name);
+    printf("kv        %s\n", r->spec.data);
+    if (r->base.data) printf("base      %s\n", r->base.data);
+    printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[r->config.protocol], r->config.ubatch,
+           r->config.exact ? ", exact" : "");
+    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB\n",
+           (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
+           (double)r->bytes.peak * mib);
+}

@@ -1,0 +1,68 @@
+/* The standard parts of a run file, filled from a session: configuration, device, memory, steps, kernels, summaries.
+ * Also their JSON twin, so that both carry the same names. */
+#ifndef KVL_RUNRECORD_H
+#define KVL_RUNRECORD_H
+#include "runfile.h"
+#include "session.h"
+#include <cjson/cJSON.h>
+
+struct kvl_fact { /* a named number */
+    const char *name;
+    double value;
+    bool is_count; /* stored as an integer */
+};
+
+struct kvl_record_table { /* a table of the command besides /steps and /kernels */
+    const char *group;
+    const struct kvl_column *columns;
+    size_t n_columns;
+};
+
+struct kvl_record_config {
+    const char *command; /* "eval ppl" */
+    const char *output;  /* -o; NULL = runs/<command>-<time>-<hash>.h5 */
+    bool no_file;        /* keep nothing: rows go nowhere, JSON still works */
+    bool profile;        /* a /kernels table with the time of every launch */
+    struct kvl_device *device;
+    const struct kvl_model *model;
+    const struct kvl_spec *spec, *base; /* base may be NULL */
+    enum kvl_protocol protocol;
+    uint32_t ubatch, n_ctx;
+    bool exact;
+    const char *text_sha256;
+    const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
+    size_t n_settings;
+    const struct kvl_record_table *table; /* NULL = none */
+};
+
+struct kvl_record;
+/* Creates the file with everything known before the first step. */
+kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_record **out);
+
+/* A row of /steps: n tokens went through `session` in duration_ns. before: the session's counters before the step (NULL: it was new
+ * or reset). */
+kvl_status kvl_record_step(struct kvl_record *record, const struct kvl_session *session, const char *phase, uint64_t n_tokens,
+                           uint64_t duration_ns, const struct kvl_counters *before);
+/* A row of the command's table. */
+kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
+/* Attributes of /quality. NaN (not defined for this run) is left out. */
+kvl_status kvl_record_summary(struct kvl_record *record, const struct kvl_fact *facts, size_t n);
+/* /memory: bytes by class and layer from the ledger, and the session's cache. Call while the sessions are alive, at their fullest.
+ */
+kvl_status kvl_record_memory(struct kvl_record *record, const struct kvl_session *session);
+
+/* Kernel times, the final CL source, the status of the run; then closes. status: what the run returned; returns it, or the error of
+ * closing. Says the file's path on stderr; an interrupted or failed run keeps its rows under <path>.part. */
+kvl_status kvl_record_close(struct kvl_record **record, kvl_status status);
+
+/* The keys that every command's JSON has. Call after kvl_record_memory and before kvl_record_close. */
+kvl_status kvl_record_json(const struct kvl_record *record, cJSON *object);
+/* Adds facts (NaN as null). */
+kvl_status kvl_json_facts(cJSON *object, const struct kvl_fact *facts, size_t n);
+/* Prints one object on stdout, and a newline. */
+kvl_status kvl_json_print(const cJSON *object);
+
+/* The lines every command's table has: model, device, cache, memory. */
+void kvl_record_print(const struct kvl_record *record);
+
+#endif

@@ -1,0 +1,151 @@
+/* The table of architectures and the readers of their dimensions. */
+#include "arch.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Beyond these a file is broken; they keep products of two in 64 bits. */
+enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 14, MAX_HEAD_DIM = 1 << 14 };
+
+struct kvl_arch_key kvl_arch_key(const struct kvl_arch *arch, const char *suffix)
+{
+    struct kvl_arch_key key;
+    snprintf(key.text, sizeof key.text, "%s.%s", arch->name, suffix);
+    return key;
+}
+
+static kvl_status read_count(const struct kvl_arch *arch, const struct kvl_gguf *gguf, const char *suffix, uint32_t max,
+                             uint32_t *out)
+{
+    uint64_t value;
+    const kvl_status status = kvl_gguf_need_u64(gguf, kvl_arch_key(arch, suffix).text, 1, max, &value);
+    if (status == KVL_OK) *out = (uint32_t)value;
+    return status;
+}
+
+static kvl_status read_count_or(const struct kvl_arch *arch, const struct kvl_gguf *gguf, const char *suffix, uint32_t max,
+                                uint32_t otherwise, uint32_t *out)
+{
+    *out = otherwise;
+    return kvl_gguf_has(gguf, kvl_arch_key(arch, suffix).text) ? read_count(arch, gguf, suffix, max, out) : KVL_OK;
+}
+
+static kvl_status read_positive(const struct kvl_arch *arch, const struct kvl_gguf *gguf, const char *suffix, float *out)
+{
+    const struct kvl_arch_key key = kvl_arch_key(arch, suffix);
+    double value;
+    const kvl_status status = kvl_gguf_need_f64(gguf, key.text, &value);
+    if (status != KVL_OK) return status;
+    *out = (float)value;
+    if (!(*out > 0) || isinf(*out))
+        return kvl_fail(KVL_E_FORMAT, "%s: key \"%s\" is %g, wanted more than 0 and within f32", kvl_gguf_path(gguf), key.text,
+                        value);
+    return KVL_OK;
+}
+
+/* Rows of the token embedding; the key vocab_size, if there, must agree. */
+static kvl_status read_vocab(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    const struct kvl_gguf_tensor *embedding = kvl_gguf_tensor_find(gguf, "token_embd.weight");
+    if (embedding == NULL) return kvl_fail(KVL_E_FORMAT, "%s: tensor \"token_embd.weight\" is missing", kvl_gguf_path(gguf));
+    if (embedding->dim[1] > INT32_MAX)
+        return kvl_fail(KVL_E_FORMAT, "%s: tensor \"token_embd.weight\" has %" PRIu64 " rows, wanted at most %d",
+                        kvl_gguf_path(gguf), embedding->dim[1], INT32_MAX);
+    dims->n_vocab = (uint32_t)embedding->dim[1];
+    const struct kvl_arch_key key = kvl_arch_key(arch, "vocab_size");
+    uint64_t value;
+    return kvl_gguf_has(gguf, key.text) ? kvl_gguf_need_u64(gguf, key.text, dims->n_vocab, dims->n_vocab, &value) : KVL_OK;
+}
+
+/* ---- llama: RMS norm, rotary positions on adjacent pairs, grouped queries, gated SiLU feed-forward ---- */
+
+/* Keys that ask for a computation that the llama row does not have, unless they are 0. */
+static const char *const llama_unsupported[] = {"expert_count", "attention.sliding_window", "attention.clamp_kqv", "logit_scale"};
+
+static kvl_status refuse_unsupported(const struct kvl_arch *arch, const struct kvl_gguf *gguf)
+{
+    for (size_t i = 0; i < sizeof llama_unsupported / sizeof *llama_unsupported; i++) {
+        const struct kvl_arch_key key = kvl_arch_key(arch, llama_unsupported[i]);
+        uint64_t integer = 0;
+        double real = 0;
+        if (!kvl_gguf_has(gguf, key.text)) continue;
+        const bool is_number = kvl_gguf_get_u64(gguf, key.text, &integer) || kvl_gguf_get_f64(gguf, key.text, &real);
+        if (!is_number || integer != 0 || real != 0)
+            return kvl_fail(KVL_E_UNSUPPORTED, "%s: key \"%s\" asks for what kvlab does not compute; wanted 0 or absent",
+                            kvl_gguf_path(gguf), key.text);
+    }
+    return KVL_OK;
+}
+
+static kvl_status check_llama_dims(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t value_length)
+{
+    const char *path = kvl_gguf_path(gguf);
+    if (dims->head_dim == 0)
+        return kvl_fail(KVL_E_FORMAT,
+                        "%s: embedding length %" PRIu32 " is not a multiple of %" PRIu32 " heads and there is no key_length", path,
+                        dims->n_embd, dims->n_head);
+    if (dims->n_head % dims->n_kv_head != 0)
+        return kvl_fail(KVL_E_FORMAT, "%s: %" PRIu32 " query heads are not a multiple of %" PRIu32 " kv heads", path, dims->n_head,
+                        dims->n_kv_head);
+    if (dims->rope_dim % 2 != 0 || dims->rope_dim > dims->head_dim)
+        return kvl_fail(KVL_E_FORMAT, "%s: rope.dimension_count is %" PRIu32 ", wanted an even number up to the head's %" PRIu32,
+                        path, dims->rope_dim, dims->head_dim);
+    if (value_length != dims->head_dim)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: value_length is %" PRIu32 ", wanted key_length %" PRIu32, path, value_length,
+                        dims->head_dim);
+    return KVL_OK;
+}
+
+static kvl_status read_llama_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    uint32_t value_length;
+    KVL_TRY(refuse_unsupported(arch, gguf));
+    KVL_TRY(read_count(arch, gguf, "block_count", MAX_LAYERS, &dims->n_layer));
+    KVL_TRY(read_count(arch, gguf, "context_length", INT32_MAX, &dims->n_ctx_train));
+    KVL_TRY(read_count(arch, gguf, "embedding_length", MAX_WIDTH, &dims->n_embd));
+    KVL_TRY(read_count(arch, gguf, "feed_forward_length", MAX_WIDTH, &dims->n_ff));
+    KVL_TRY(read_count(arch, gguf, "attention.head_count", MAX_HEADS, &dims->n_head));
+    KVL_TRY(read_count_or(arch, gguf, "attention.head_count_kv", MAX_HEADS, dims->n_head, &dims->n_kv_head));
+    const uint32_t shared = dims->n_embd % dims->n_head == 0 ? dims->n_embd / dims->n_head : 0;
+    KVL_TRY(read_count_or(arch, gguf, "attention.key_length", MAX_HEAD_DIM, shared, &dims->head_dim));
+    KVL_TRY(read_count_or(arch, gguf, "attention.value_length", MAX_HEAD_DIM, dims->head_dim, &value_length));
+    KVL_TRY(read_count_or(arch, gguf, "rope.dimension_count", MAX_HEAD_DIM, dims->head_dim, &dims->rope_dim));
+    KVL_TRY(check_llama_dims(gguf, dims, value_length));
+    KVL_TRY(read_positive(arch, gguf, "attention.layer_norm_rms_epsilon", &dims->rms_eps));
+    dims->rope_base = 10000.0f;
+    if (kvl_gguf_has(gguf, kvl_arch_key(arch, "rope.freq_base").text))
+        KVL_TRY(read_positive(arch, gguf, "rope.freq_base", &dims->rope_base));
+    KVL_TRY(read_vocab(arch, gguf, dims));
+done:
+    return status;
+}
+
+static const struct kvl_arch_tensor llama_tensors[] = {
+    {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
+    {"output_norm.weight", KVL_EMBD, KVL_ONE},
+    {"output.weight", KVL_EMBD, KVL_VOCAB, .optional = true}, /* absent: the token embedding is used */
+    {"rope_freqs.weight", KVL_ROPE_PAIRS, KVL_ONE, .optional = true},
+    {"attn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"attn_q.weight", KVL_EMBD, KVL_QUERY_ROWS, .in_layer = true},
+    {"attn_k.weight", KVL_EMBD, KVL_KV_ROWS, .in_layer = true},
+    {"attn_v.weight", KVL_EMBD, KVL_KV_ROWS, .in_layer = true},
+    {"attn_output.weight", KVL_QUERY_ROWS, KVL_EMBD, .in_layer = true},
+    {"ffn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"ffn_gate.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_up.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
+};
+
+const struct kvl_arch kvl_archs[] = {
+    {"llama", llama_tensors, sizeof llama_tensors / sizeof *llama_tensors, read_llama_dims},
+};
+const size_t kvl_n_archs = sizeof kvl_archs / sizeof *kvl_archs;
+
+const struct kvl_arch *kvl_arch_find(struct kvl_gguf_str name)
+{
+    for (size_t i = 0; i < kvl_n_archs; i++)
+        if (strlen(kvl_archs[i].name) == name.size && memcmp(kvl_archs[i].name, name.data, name.size) == 0) return &kvl_archs[i];
+    return NULL;
+}

@@ -1,0 +1,328 @@
+/* Packing of weights and the choice of kernel for a product.
+ *
+ * Up to KVL_FEW_TOKENS tokens go through a GEMV kernel (compiled for 1, 2 or 4 tokens), more through the GEMM. The 8-bit GEMV keeps the
+ * activations' codes in local memory; where they do not fit, the exact one takes over. */
+#include "linear.h"
+#include "embedded.h"
+#include "mem.h"
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PANEL_ROWS = 16, COLUMN = 32 /* least columns packed and multiplied together */ };
+
+static uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* ---- packing ---- */
+
+static uint64_t part_limit; /* 0 = the device's */
+void kvl_linear_limit_part(uint64_t bytes) { part_limit = bytes; }
+
+/* Row `row` of the tensors laid end to end, or of gate and value by turns of 16; NULL for a padding row. */
+static const uint8_t *source_row(const struct kvl_gguf_tensor *const *tensors, size_t n, bool swiglu, uint64_t row)
+{
+    size_t i = 0;
+    if (swiglu) {
+        i = row / PANEL_ROWS % 2;
+        row = row / (2 * PANEL_ROWS) * PANEL_ROWS + row % PANEL_ROWS;
+        if (row >= tensors[i]->dim[1]) return NULL;
+    } else {
+        while (i < n && row >= tensors[i]->dim[1]) row -= tensors[i++]->dim[1];
+        if (i == n) return NULL;
+    }
+    return tensors[i]->data + row * (tensors[i]->n_bytes / tensors[i]->dim[1]);
+}
+
+/* Bytes of one row's part of a block column. */
+static uint64_t column_bytes(const struct kvl_quant_type *type)
+{
+    return type->block < COLUMN ? (uint64_t)COLUMN / type->block * type->bytes : type->bytes;
+}
+
+/* 16 rows (NULL: zeros) of row_bytes each, interleaved word by word. `panel` is zeroed. */
+static void pack_panel(const uint8_t *const rows[PANEL_ROWS], uint64_t row_bytes, uint64_t unit, uint8_t *panel)
+{
+    for (uint64_t at = 0; at < row_bytes; at += unit) { /* a block column at a time, to stay in cache */
+        const uint64_t n = min_u64(unit, row_bytes - at);
+        for (int r = 0; r < PANEL_ROWS; r++)
+            for (uint64_t i = 0; rows[r] != NULL && i < n; i += 2) memcpy(panel + (at + i) * PANEL_ROWS + 2 * r, rows[r] + at + i, 2);
+    }
+}
+
+static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, size_t n, bool swiglu)
+{
+    const struct kvl_gguf_tensor *first = tensors[0];
+    const struct kvl_quant_type *type = kvl_quant_type(first->type);
+    if (type == NULL)
+        return kvl_fail(KVL_E_UNSUPPORTED, "tensor %.*s: no kernel for tensor type %u", (int)first->name.size, first->name.data, first->type);
+    assert(!swiglu || n == 2);
+    for (size_t i = 0; i < n; i++) {
+        const struct kvl_gguf_tensor *t = tensors[i];
+        if (t->type != first->type || t->dim[0] != first->dim[0] || (swiglu && t->dim[1] != first->dim[1]))
+            return kvl_fail(KVL_E_FORMAT, "tensor %.*s (type %u, %llu x %llu) does not go with %.*s (type %u, %llu x %llu)", (int)t->name.size,
+                            t->name.data, t->type, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0], (int)first->name.size,
+                            first->name.data, first->type, (unsigned long long)first->dim[1], (unsigned long long)first->dim[0]);
+        if (t->n_dims > 2 || t->dim[0] == 0 || t->dim[1] == 0 || t->dim[0] % type->block != 0 || t->dim[0] > INT32_MAX || t->dim[1] > INT32_MAX ||
+            t->n_bytes != t->dim[0] / type->block * type->bytes * t->dim[1])
+            return kvl_fail(KVL_E_FORMAT, "tensor %.*s: a matrix of %s blocks of %u wanted, found %llu x %llu in %llu bytes", (int)t->name.size,
+                            t->name.data, type->name, type->block, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0],
+                            (unsigned long long)t->n_bytes);
+    }
+    return KVL_OK;
+}
+
+/* Packs and writes the panels of one part, some at a time through `staging`. */
+static kvl_status upload_part(const struct kvl_linear *linear, const struct kvl_linear_part *part,
+                              const struct kvl_gguf_tensor *const *tensors, size_t n, uint8_t *staging, uint64_t staging_panels)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t row_bytes = tensors[0]->n_bytes / tensors[0]->dim[1], unit = column_bytes(linear->type);
+    for (uint64_t done = 0; done < part->n_panels; done += staging_panels) {
+        const uint64_t count = min_u64(staging_panels, part->n_panels - done);
+        memset(staging, 0, count * linear->panel_bytes);
+        for (uint64_t p = 0; p < count; p++) {
+            const uint8_t *rows[PANEL_ROWS];
+            for (int r = 0; r < PANEL_ROWS; r++)
+                rows[r] = source_row(tensors, n, linear->swiglu, (part->first_panel + done + p) * PANEL_ROWS + r);
+            pack_panel(rows, row_bytes, unit, staging + p * linear->panel_bytes);
+        }
+        KVL_TRY(kvl_buffer_write(part->buffer, done * linear->panel_bytes, count * linear->panel_bytes, staging));
+    }
+done:
+    return status;
+}
+
+kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int layer, const struct kvl_gguf_tensor *const *tensors,
+                           size_t n, bool swiglu, struct kvl_linear *out)
+{
+    enum { STAGING_BYTES = 1 << 20 };
+    kvl_status status = KVL_OK;
+    struct kvl_linear linear = {0};
+    uint8_t *staging = NULL;
+    KVL_TRY(check_tensors(tensors, n, swiglu));
+    linear.type = kvl_quant_type(tensors[0]->type);
+    linear.swiglu = swiglu;
+    linear.cols = tensors[0]->dim[0];
+    for (size_t i = 0; i < n; i++) linear.rows += tensors[i]->dim[1];
+    linear.n_panels = round_up(linear.rows, PANEL_ROWS) / PANEL_ROWS;
+    if (swiglu) {
+        linear.rows /= 2;
+        linear.n_panels = round_up(linear.rows, PANEL_ROWS) / PANEL_ROWS * 2;
+    }
+    const uint64_t columns = round_up(linear.cols, COLUMN) / (linear.type->block < COLUMN ? COLUMN : linear.type->block);
+    linear.panel_bytes = columns * column_bytes(linear.type) * PANEL_ROWS;
+
+    uint64_t limit = kvl_device_caps(device)->max_alloc_bytes;
+    if (part_limit != 0) limit = min_u64(limit, part_limit);
+    const uint64_t part_panels = limit / linear.panel_bytes / 2 * 2, staging_panels = STAGING_BYTES / linear.panel_bytes + 1;
+    if (part_panels == 0) {
+        status = kvl_fail(KVL_E_DEVICE_MEM, "%s: 32 rows take %llu bytes, the device allocates at most %llu at once", owner,
+                          (unsigned long long)(2 * linear.panel_bytes), (unsigned long long)limit);
+        goto done;
+    }
+    linear.n_parts = round_up(linear.n_panels, part_panels) / part_panels;
+    KVL_TRY(kvl_alloc(&linear.parts, linear.n_parts, sizeof *linear.parts));
+    KVL_TRY(kvl_alloc(&staging, staging_panels, linear.panel_bytes));
+    for (uint64_t i = 0; i < linear.n_parts; i++) {
+        struct kvl_linear_part *part = &linear.parts[i];
+        part->first_panel = i * part_panels;
+        part->n_panels = min_u64(part_panels, linear.n_panels - part->first_panel);
+        KVL_TRY(kvl_buffer_new(device, owner, layer, KVL_MEM_WEIGHTS, part->n_panels * linear.panel_bytes, false, &part->buffer));
+        KVL_TRY(upload_part(&linear, part, tensors, n, staging, staging_panels));
+    }
+    *out = linear;
+    linear = (struct kvl_linear){0};
+done:
+    kvl_free(&staging);
+    kvl_linear_free(&linear);
+    return status;
+}
+
+void kvl_linear_free(struct kvl_linear *linear)
+{
+    for (uint64_t i = 0; linear->parts != NULL && i < linear->n_parts; i++) kvl_buffer_free(&linear->parts[i].buffer);
+    kvl_free(&linear->parts);
+    *linear = (struct kvl_linear){0};
+}
+
+/* ---- kernels ---- */
+
+enum variant { GEMM, EMBED, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4, VARIANTS };
+
+/* tokens: how many the kernel is compiled for (GEMV). */
+static const struct {
+    const char *file, *kernel, *options;
+    uint32_t tokens;
+} variants[VARIANTS] = {
+    [GEMM] = {"gemm.cl", "kvl_gemm", "", 0},
+    [EMBED] = {"embed.cl", "kvl_embed", "", 0},
+    [GEMV_1] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=1", 1},
+    [GEMV_2] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=2", 2},
+    [GEMV_4] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=4", 4},
+    [INT8_1] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=1", 1},
+    [INT8_2] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=2", 2},
+    [INT8_4] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=4", 4},
+};
+enum { KVL_FEW_TOKENS = 4 };
+
+/* Defaults of gemm.cl. */
+enum { GEMM_TOKENS = 96, GEMM_TILE = 6 };
+/* GEMV: work-groups a compute unit; each quantizes the activations for itself, and fewer balance worse. */
+enum { GEMV_GROUPS = 4 };
+
+struct kvl_linear_kernels {
+    struct kvl_device *device;
+    struct kvl_kernel *norm;
+    struct kvl_kernel *(*of_type)[VARIANTS]; /* [kvl_n_quant_types] */
+};
+
+kvl_status kvl_linear_kernels_new(struct kvl_device *device, struct kvl_linear_kernels **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_linear_kernels *kernels = NULL;
+    KVL_TRY(kvl_alloc(&kernels, 1, sizeof *kernels));
+    KVL_TRY(kvl_alloc(&kernels->of_type, kvl_n_quant_types, sizeof *kernels->of_type));
+    kernels->device = device;
+    *out = kernels;
+    kernels = NULL;
+done:
+    kvl_linear_kernels_free(&kernels);
+    return status;
+}
+
+void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels)
+{
+    if (*kernels != NULL) kvl_free(&(*kernels)->of_type);
+    kvl_free(kernels);
+}
+
+static struct kvl_source cl_file(const char *name) { return (struct kvl_source){name, kvl_source_text(name)}; }
+
+static kvl_status get_kernel(struct kvl_linear_kernels *kernels, const struct kvl_quant_type *type, enum variant v, struct kvl_kernel **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_kernel **kernel = &kernels->of_type[type - kvl_quant_types][v];
+    if (*kernel == NULL) {
+        struct kvl_program *program;
+        const struct kvl_source parts[] = {cl_file("platform.cl"),
+                                           cl_file("weight/panel.cl"),
+                                           {type->device_source, kvl_embedded_text(type->device_source)},
+                                           cl_file("weight/codes.cl"),
+                                           cl_file("epilogue.cl"),
+                                           cl_file(variants[v].file)};
+        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, variants[v].options, &program));
+        KVL_TRY(kvl_kernel_get(program, variants[v].kernel, kernel));
+    }
+    *out = *kernel;
+done:
+    return status;
+}
+
+/* Local memory of the 8-bit GEMV: codes (i16) and (scale, sum) a block. */
+static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
+static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
+
+static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
+{
+    if (T > KVL_FEW_TOKENS) return GEMM;
+    const int size = T == 1 ? 0 : T == 2 ? 1 : 2;
+    const uint64_t n_blocks = round_up(linear->cols, COLUMN) / COLUMN;
+    const uint32_t tokens = variants[INT8_1 + size].tokens;
+    const bool fits = codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= kvl_device_caps(kernels->device)->local_bytes;
+    return (!exact && linear->type->block > 1 && fits ? INT8_1 : GEMV_1) + size;
+}
+
+static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, const struct kvl_linear_part *part,
+                           enum variant v, uint32_t T, struct kvl_rows x, struct kvl_rows y, bool add)
+{
+    enum { STORE, ADD, SWIGLU }; /* epilogue.cl */
+    kvl_status status = KVL_OK;
+    struct kvl_kernel *kernel;
+    struct kvl_device *device = kernels->device;
+    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1), n_pairs = (part->n_panels + 1) / 2;
+    const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN), n_out = (uint32_t)(linear->rows - first_row);
+    const uint32_t epilogue = linear->swiglu ? SWIGLU : add ? ADD : STORE;
+    const size_t local[3] = {1, 1, 1};
+    const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + (uint64_t)T * (linear->cols + n_out) * 4,
+                                  .flops = 2 * part->n_panels * PANEL_ROWS * linear->cols * T};
+    const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels), y_offset = KVL_U64(y.offset + first_row);
+    KVL_TRY(get_kernel(kernels, linear->type, v, &kernel));
+    if (v == GEMM) {
+        const uint32_t n_chunks = (T + GEMM_TOKENS - 1) / GEMM_TOKENS;
+        const uint32_t chunk = (uint32_t)round_up((T + n_chunks - 1) / n_chunks, GEMM_TILE);
+        const size_t global[3] = {n_pairs, (T + chunk - 1) / chunk, 1};
+        return KVL_LAUNCH(device, kernel, global, local, work, w, panels, KVL_U32(n_blocks), KVL_U32(n_out), KVL_BUF(x.buffer),
+                          KVL_U64(x.offset), KVL_U64(x.stride), KVL_U32(T), KVL_U32(chunk), KVL_BUF(y.buffer), y_offset,
+                          KVL_U64(y.stride), KVL_U32(epilogue));
+    }
+    const size_t global[3] = {min_u64(n_pairs, (uint64_t)kvl_device_caps(device)->compute_units * GEMV_GROUPS), 1, 1};
+    const struct kvl_arg args[] = {w,
+                                   panels,
+                                   KVL_U32(n_blocks),
+                                   KVL_U32(n_out),
+                                   KVL_BUF(x.buffer),
+                                   KVL_U64(x.offset),
+                                   KVL_U64(x.stride),
+                                   KVL_U32(T),
+                                   KVL_BUF(y.buffer),
+                                   y_offset,
+                                   KVL_U64(y.stride),
+                                   KVL_U32(epilogue),
+                                   KVL_LOCAL(codes_bytes(variants[v].tokens, n_blocks)),
+                                   KVL_LOCAL(scales_bytes(variants[v].tokens, n_blocks))};
+    status = kvl_launch(device, kernel, global, local, work, args, sizeof args / sizeof *args - (v < INT8_1 ? 2 : 0));
+done:
+    return status;
+}
+
+kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
+                          struct kvl_rows y, bool add, bool exact)
+{
+    kvl_status status = KVL_OK;
+    assert(T > 0 && !(add && linear->swiglu));
+    assert(x.stride >= round_up(linear->cols, COLUMN) || T == 1);
+    const enum variant v = choose(kernels, linear, T, exact);
+    for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, y, add));
+done:
+    return status;
+}
+
+kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,
+                            uint64_t first_id, struct kvl_rows y)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_kernel *kernel;
+    const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN);
+    const size_t global[3] = {T, 1, 1}, local[3] = {1, 1, 1};
+    const struct kvl_work work = {.bytes = (uint64_t)T * (linear->panel_bytes / PANEL_ROWS + linear->cols * 4)};
+    assert(!linear->swiglu);
+    KVL_TRY(get_kernel(kernels, linear->type, EMBED, &kernel));
+    for (uint64_t i = 0; i < linear->n_parts; i++) {
+        const struct kvl_linear_part *part = &linear->parts[i];
+        const uint64_t first_row = part->first_panel * PANEL_ROWS, n_rows = min_u64(part->n_panels * PANEL_ROWS, linear->rows - first_row);
+        KVL_TRY(KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_BUF(part->buffer), KVL_U32(n_blocks),
+                           KVL_U32((uint32_t)linear->cols), KVL_U32((uint32_t)first_row), KVL_U32((uint32_t)n_rows), KVL_BUF(ids),
+                           KVL_U64(first_id), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride)));
+    }
+done:
+    return status;
+}
+
+kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
+                            struct kvl_rows x, struct kvl_rows y)
+{
+    kvl_status status = KVL_OK;
+    const size_t global[3] = {T, 1, 1}, local[3] = {1, 1, 1};
+    const struct kvl_work work = {.bytes = (uint64_t)T * n * 8, .flops = (uint64_t)T * n * 4};
+    if (kernels->norm == NULL) {
+        struct kvl_program *program;
+        const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("norm.cl")};
+        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, "", &program));
+        KVL_TRY(kvl_kernel_get(program, "kvl_rms_norm", &kernels->norm));
+    }
+    status = KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),
+                        KVL_BUF(weight), KVL_U32(n), KVL_F32(eps), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride));
+done:
+    return status;
+}

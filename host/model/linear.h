@@ -1,0 +1,65 @@
+/* Matrix products with packed weights, and the two small kernels that stand beside them (embedding rows, RMS norm).
+ *
+ * Weights stay in their file's format on the device, packed in panels of 16 rows (cl/weight/panel.cl); they are dequantized 32 columns
+ * at a time inside the kernels, never as a whole. Every call enqueues and returns.
+ *
+ * Activations are rows of f32 (struct kvl_rows). A row that is multiplied must have room for the columns rounded up to 32, and
+ * zeros there. Exact products do not depend on how many tokens are passed at once: the same bits for a token alone and in a batch. */
+#ifndef KVL_LINEAR_H
+#define KVL_LINEAR_H
+#include "device.h"
+#include "gguf.h"
+#include "quant.h"
+#include "status.h"
+
+/* Rows of f32 in a buffer: row t begins at float offset + t * stride. */
+struct kvl_rows {
+    struct kvl_buffer *buffer;
+    uint64_t offset, stride;
+};
+
+/* ---- weights ---- */
+
+struct kvl_linear_part { /* whole pairs of panels, in a buffer below the device's largest allocation */
+    struct kvl_buffer *buffer;
+    uint64_t first_panel, n_panels;
+};
+
+struct kvl_linear {
+    const struct kvl_quant_type *type;
+    uint64_t rows, cols; /* outputs of a product, columns of the tensors */
+    bool swiglu;         /* panels alternate gate, value: a product is silu(gate) * value */
+    uint64_t panel_bytes, n_panels, n_parts;
+    struct kvl_linear_part *parts;
+};
+
+/* Packs n tensors of equal type and columns, their rows one after the other, and uploads them (blocks). swiglu: the two tensors are gate and
+ * value, of equal shape. owner, layer: for the ledger. */
+kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int layer, const struct kvl_gguf_tensor *const *tensors,
+                           size_t n, bool swiglu, struct kvl_linear *out);
+void kvl_linear_free(struct kvl_linear *linear);
+
+/* Test hook: a part holds at most this many bytes, if that is less than the device's limit; 0 switches it off. */
+void kvl_linear_limit_part(uint64_t bytes);
+
+/* ---- products ---- */
+
+/* Kernels of a device, built when first used. */
+struct kvl_linear_kernels;
+kvl_status kvl_linear_kernels_new(struct kvl_device *device, struct kvl_linear_kernels **out);
+void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels);
+
+/* y[t] = W x[t], or y[t] += W x[t] with `add` (not for swiglu), for T tokens. x and y do not overlap.
+ * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32. */
+kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
+                          struct kvl_rows y, bool add, bool exact);
+
+/* y[t] = row ids[t] of the matrix, for T ids (i32) from element first_id of the buffer. Ids beyond the rows leave y[t] as it is. */
+kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,
+                            uint64_t first_id, struct kvl_rows y);
+
+/* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, n floats each. y may be x. */
+kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
+                            struct kvl_rows x, struct kvl_rows y);
+
+#endif

@@ -1,0 +1,30 @@
+/* A model on disk: GGUF + tokenizer + architecture, no device needed. */
+#ifndef KVL_MODEL_H
+#define KVL_MODEL_H
+#include "gguf.h"
+#include "status.h"
+#include "tokenizer.h"
+
+/* Dimensions; letters as in README: L layers, H kv heads, G query heads a kv head, D head_dim. */
+struct kvl_dims {
+    uint32_t n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab, n_ctx_train, rope_dim;
+    float rms_eps, rope_base;
+    bool tied_output;
+};
+
+struct kvl_arch; /* table entry of an architecture */
+
+struct kvl_model {
+    struct kvl_gguf *gguf;
+    struct kvl_tokenizer *tokenizer;
+    struct kvl_dims dims;
+    const struct kvl_arch *arch;
+    float *rope_freq; /* [rope_dim / 2] radians a position, scaling keys applied; owned */
+    char name[128], sha256[65];
+};
+
+/* Opens and checks everything (tensor shapes against the dimensions). An unknown architecture: one line listing the known ones. */
+kvl_status kvl_model_open(const char *path, struct kvl_model **out);
+void kvl_model_close(struct kvl_model **model);
+
+#endif

@@ -1,0 +1,393 @@
+/* The forward pass of a llama-shaped decoder over a KV cache. Shapes: u ubatch, E n_embd, F n_ff, V n_vocab. */
+#include "session.h"
+#include "cache.h"
+#include "linear.h"
+#include "mem.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- weights ---- */
+
+/* Query, key and value matrices may have different types (Q4_K_M and the like): one product for each run of equal types. */
+struct qkv_group {
+    struct kvl_linear linear;
+    uint32_t first_row; /* of the stage row */
+};
+
+struct layer_weights {
+    struct kvl_buffer *attn_norm, *ffn_norm; /* [E] f32 */
+    struct qkv_group qkv[3];
+    size_t n_qkv;
+    struct kvl_linear attn_output, gate_up, ffn_down; /* gate_up: fused SwiGLU */
+};
+
+struct kvl_weights {
+    const struct kvl_model *model;
+    struct kvl_device *device;
+    struct kvl_linear_kernels *kernels;
+    struct layer_weights *layer; /* [L] */
+    struct kvl_buffer *output_norm;
+    struct kvl_linear embedding, output; /* output unset if tied */
+};
+
+static kvl_status find_tensor(const struct kvl_model *model, int layer, const char *name, const struct kvl_gguf_tensor **out)
+{
+    char full[64];
+    if (layer >= 0) snprintf(full, sizeof full, "blk.%d.%s.weight", layer, name);
+    else snprintf(full, sizeof full, "%s.weight", name);
+    *out = kvl_gguf_tensor_find(model->gguf, full);
+    return *out != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(model->gguf), full);
+}
+
+static kvl_status load_matrix(struct kvl_weights *w, int layer, const char *name, struct kvl_linear *out)
+{
+    const struct kvl_gguf_tensor *tensor;
+    kvl_status status = find_tensor(w->model, layer, name, &tensor);
+    return status == KVL_OK ? kvl_linear_load(w->device, "matrix", layer, &tensor, 1, false, out) : status;
+}
+
+static kvl_status load_norm(struct kvl_weights *w, int layer, const char *name, struct kvl_buffer **out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_gguf_tensor *tensor;
+    float *values = NULL;
+    KVL_TRY(find_tensor(w->model, layer, name, &tensor));
+    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
+    KVL_TRY(kvl_alloc(&values, tensor->dim[0], sizeof *values));
+    type->dequantize(tensor->data, tensor->dim[0] / type->block, values);
+    KVL_TRY(kvl_buffer_new(w->device, "norm", layer, KVL_MEM_WEIGHTS, tensor->dim[0] * sizeof *values, false, out));
+    KVL_TRY(kvl_buffer_write(*out, 0, tensor->dim[0] * sizeof *values, values));
+done:
+    kvl_free(&values);
+    return status;
+}
+
+static kvl_status load_qkv(struct kvl_weights *w, int layer, struct layer_weights *out)
+{
+    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
+    kvl_status status = KVL_OK;
+    const struct kvl_gguf_tensor *tensor[3];
+    uint32_t row = 0;
+    for (int i = 0; i < 3; i++) KVL_TRY(find_tensor(w->model, layer, names[i], &tensor[i]));
+    for (size_t i = 0, end; i < 3; i = end) {
+        struct qkv_group *group = &out->qkv[out->n_qkv++];
+        for (end = i + 1; end < 3 && tensor[end]->type == tensor[i]->type;) end++;
+        group->first_row = row;
+        KVL_TRY(kvl_linear_load(w->device, "qkv", layer, tensor + i, end - i, false, &group->linear));
+        row += (uint32_t)group->linear.rows;
+    }
+done:
+    return status;
+}
+
+static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weights *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_gguf_tensor *gate_up[2];
+    KVL_TRY(load_norm(w, layer, "attn_norm", &out->attn_norm));
+    KVL_TRY(load_norm(w, layer, "ffn_norm", &out->ffn_norm));
+    KVL_TRY(load_qkv(w, layer, out));
+    KVL_TRY(load_matrix(w, layer, "attn_output", &out->attn_output));
+    KVL_TRY(find_tensor(w->model, layer, "ffn_gate", &gate_up[0]));
+    KVL_TRY(find_tensor(w->model, layer, "ffn_up", &gate_up[1]));
+    KVL_TRY(kvl_linear_load(w->device, "gate_up", layer, gate_up, 2, true, &out->gate_up));
+    KVL_TRY(load_matrix(w, layer, "ffn_down", &out->ffn_down));
+done:
+    return status;
+}
+
+kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *device, struct kvl_weights **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_weights *w = NULL;
+    KVL_TRY(kvl_alloc(&w, 1, sizeof *w));
+    w->model = model;
+    w->device = device;
+    KVL_TRY(kvl_linear_kernels_new(device, &w->kernels));
+    KVL_TRY(kvl_alloc(&w->layer, model->dims.n_layer, sizeof *w->layer));
+    KVL_TRY(load_matrix(w, -1, "token_embd", &w->embedding));
+    KVL_TRY(load_norm(w, -1, "output_norm", &w->output_norm));
+    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, -1, "output", &w->output));
+    for (uint32_t l = 0; l < model->dims.n_layer; l++) KVL_TRY(load_layer(w, (int)l, &w->layer[l]));
+    *out = w;
+    w = NULL;
+done:
+    kvl_weights_free(&w);
+    return status;
+}
+
+void kvl_weights_free(struct kvl_weights **weights)
+{
+    struct kvl_weights *w = *weights;
+    if (w == NULL) return;
+    for (uint32_t l = 0; w->layer != NULL && l < w->model->dims.n_layer; l++) {
+        struct layer_weights *layer = &w->layer[l];
+        kvl_buffer_free(&layer->attn_norm);
+        kvl_buffer_free(&layer->ffn_norm);
+        for (size_t i = 0; i < layer->n_qkv; i++) kvl_linear_free(&layer->qkv[i].linear);
+        kvl_linear_free(&layer->attn_output);
+        kvl_linear_free(&layer->gate_up);
+        kvl_linear_free(&layer->ffn_down);
+    }
+    kvl_free(&w->layer);
+    kvl_buffer_free(&w->output_norm);
+    kvl_linear_free(&w->embedding);
+    kvl_linear_free(&w->output);
+    kvl_linear_kernels_free(&w->kernels);
+    kvl_free(weights);
+}
+
+/* ---- scratch of the forward pass ---- */
+
+enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
+_Static_assert(N_SCRATCH == KVL_SESSION_SCRATCH, "session.h");
+static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
+
+struct kvl_session {
+    struct kvl_weights *weights;
+    struct kvl_session_config config;
+    struct kvl_cache *cache;
+    struct kvl_buffer *scratch[N_SCRATCH];
+    struct kvl_counters counters;
+    uint64_t launches_before;
+};
+
+static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
+
+void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, uint64_t bytes[KVL_SESSION_SCRATCH])
+{
+    const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
+    const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
+    bytes[IDS] = u * sizeof(int32_t);
+    bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
+    bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
+    bytes[STAGE] = u * (q + 2 * kv) * sizeof(float);
+    bytes[ATTENDED] = u * padded(q) * sizeof(float);
+    bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
+    bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
+    bytes[ROTARY] = (uint64_t)config->n_ctx * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+}
+
+/* cos and sin of position * frequency, in double: [n_ctx][rope_dim / 2][2]. */
+static kvl_status write_rotary(struct kvl_session *s)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const uint32_t pairs = dims->rope_dim / 2;
+    float *table = NULL;
+    KVL_TRY(kvl_alloc(&table, (size_t)s->config.n_ctx * pairs * 2, sizeof *table));
+    for (uint32_t p = 0; p < s->config.n_ctx; p++)
+        for (uint32_t i = 0; i < pairs; i++) {
+            const double angle = (double)p * s->weights->model->rope_freq[i];
+            table[((size_t)p * pairs + i) * 2] = (float)cos(angle);
+            table[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
+        }
+    KVL_TRY(kvl_buffer_write(s->scratch[ROTARY], 0, (uint64_t)s->config.n_ctx * pairs * 2 * sizeof *table, table));
+done:
+    kvl_free(&table);
+    return status;
+}
+
+kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
+                                  struct kvl_cache_plan *out)
+{
+    const struct kvl_cache_dims cache_dims = {dims->n_layer, dims->n_head, dims->n_kv_head, dims->head_dim};
+    const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
+    return kvl_cache_plan_make(&cache_dims, &cache, limits, out);
+}
+
+kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session_config *config, struct kvl_session **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_session *s = NULL;
+    struct kvl_cache_plan plan = {0};
+    const struct kvl_dims *dims = &weights->model->dims;
+    const struct kvl_caps *caps = kvl_device_caps(weights->device);
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
+    uint64_t bytes[N_SCRATCH];
+    if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
+        return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
+                        weights->model->name, dims->n_ctx_train);
+    KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
+    KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
+    s->weights = weights;
+    s->config = *config;
+    KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
+    kvl_session_scratch(dims, config, bytes);
+    for (int i = 0; i < N_SCRATCH; i++)
+        KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
+    KVL_TRY(write_rotary(s));
+    KVL_TRY(kvl_session_reset(s));
+    *out = s;
+    s = NULL;
+done:
+    kvl_session_free(&s);
+    kvl_cache_plan_free(&plan);
+    return status;
+}
+
+void kvl_session_free(struct kvl_session **session)
+{
+    struct kvl_session *s = *session;
+    if (s == NULL) return;
+    for (int i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
+    kvl_cache_free(&s->cache);
+    kvl_free(session);
+}
+
+kvl_status kvl_session_reset(struct kvl_session *s)
+{
+    kvl_cache_reset(s->cache);
+    s->counters = (struct kvl_counters){0};
+    s->launches_before = kvl_device_launches(s->weights->device);
+    return KVL_OK;
+}
+
+uint32_t kvl_session_position(const struct kvl_session *s) { return kvl_cache_position(s->cache); }
+struct kvl_device *kvl_session_device(const struct kvl_session *s) { return s->weights->device; }
+const struct kvl_model *kvl_session_model(const struct kvl_session *s) { return s->weights->model; }
+struct kvl_cache *kvl_session_cache(const struct kvl_session *s) { return s->cache; }
+
+/* ---- forward ---- */
+
+static struct kvl_rows rows_of(struct kvl_session *s, enum scratch which, uint64_t row, uint64_t stride)
+{
+    return (struct kvl_rows){s->scratch[which], row * stride, stride};
+}
+
+static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows x)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
+    for (size_t i = 0; i < layer->n_qkv; i++) {
+        const struct kvl_rows y = {s->scratch[STAGE], layer->qkv[i].first_row, stride};
+        KVL_TRY(kvl_linear_run(s->weights->kernels, &layer->qkv[i].linear, n, x, y, false, s->config.exact));
+    }
+done:
+    return status;
+}
+
+static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_weights *w = s->weights;
+    const struct kvl_dims *dims = &w->model->dims;
+    const struct layer_weights *layer = &w->layer[l];
+    const bool exact = s->config.exact;
+    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd), normed = rows_of(s, NORMED, 0, padded(dims->n_embd));
+    const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
+    const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
+    KVL_TRY(kvl_rms_norm_run(w->kernels, n, dims->n_embd, dims->rms_eps, layer->attn_norm, hidden, normed));
+    KVL_TRY(project_qkv(s, layer, n, normed)); /* step 1 of the cache's order; 2 to 8: */
+    KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+    KVL_TRY(kvl_linear_run(w->kernels, &layer->attn_output, n, attended, hidden, true, exact));
+    KVL_TRY(kvl_rms_norm_run(w->kernels, n, dims->n_embd, dims->rms_eps, layer->ffn_norm, hidden, normed));
+    KVL_TRY(kvl_linear_run(w->kernels, &layer->gate_up, n, normed, ff, false, exact));
+    KVL_TRY(kvl_linear_run(w->kernels, &layer->ffn_down, n, ff, hidden, true, exact));
+done:
+    return status;
+}
+
+/* Logits of the last `count` of n tokens into logits rows from `first_row` on. */
+static kvl_status project_logits(struct kvl_session *s, uint32_t n, uint32_t count, uint32_t first_row)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_weights *w = s->weights;
+    const struct kvl_dims *dims = &w->model->dims;
+    const struct kvl_rows hidden = rows_of(s, HIDDEN, n - count, dims->n_embd), normed = rows_of(s, NORMED, 0, padded(dims->n_embd));
+    const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
+    KVL_TRY(kvl_rms_norm_run(w->kernels, count, dims->n_embd, dims->rms_eps, w->output_norm, hidden, normed));
+    KVL_TRY(kvl_linear_run(w->kernels, output, count, normed, rows_of(s, LOGITS, first_row, dims->n_vocab), false, s->config.exact));
+done:
+    return status;
+}
+
+/* Multiply-adds of the matrices of one token, without the output matrix. */
+static uint64_t layer_products(const struct kvl_dims *dims)
+{
+    const uint64_t q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
+    return dims->n_layer * ((uint64_t)dims->n_embd * (2 * q + 2 * kv) + 3ull * dims->n_embd * dims->n_ff);
+}
+
+static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    for (uint32_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
+            return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
+    KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
+    KVL_TRY(kvl_linear_embed(s->weights->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, rows_of(s, HIDDEN, 0, dims->n_embd)));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n));
+    if (n_logits != 0) KVL_TRY(project_logits(s, n, n_logits, first_row));
+    kvl_cache_advance(s->cache, n);
+    s->counters.tokens += n;
+    s->counters.kv_computed += n;
+    s->counters.flops += 2 * (n * layer_products(dims) + (uint64_t)n_logits * dims->n_embd * dims->n_vocab);
+done:
+    return status;
+}
+
+kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_config *cache = &kvl_cache_plan(s->cache)->config;
+    const uint32_t u = kvl_cache_ubatch(cache), most = s->config.max_logits ? s->config.max_logits : 1;
+    if (n_logits > n || n_logits > most)
+        return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
+    if (n > s->config.n_ctx - kvl_session_position(s))
+        return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the session has room for %u positions", n, kvl_session_position(s), s->config.n_ctx);
+    for (uint32_t done_tokens = 0; done_tokens < n;) {
+        const uint32_t piece = n - done_tokens < u ? n - done_tokens : u, end = done_tokens + piece, first_logit = n - n_logits;
+        const uint32_t count = end > first_logit ? (end - first_logit < piece ? end - first_logit : piece) : 0;
+        KVL_TRY(forward_piece(s, tokens + done_tokens, piece, count, count ? end - count - first_logit : 0));
+        done_tokens = end;
+    }
+done:
+    return status;
+}
+
+struct kvl_buffer *kvl_session_logits(const struct kvl_session *s) { return s->scratch[LOGITS]; }
+
+kvl_status kvl_session_read_logits(struct kvl_session *s, uint32_t row, float *logits)
+{
+    const uint64_t bytes = (uint64_t)s->weights->model->dims.n_vocab * sizeof *logits;
+    return kvl_buffer_read(s->scratch[LOGITS], row * bytes, bytes, logits);
+}
+
+/* ---- accounting ---- */
+
+void kvl_session_counters(const struct kvl_session *s, struct kvl_counters *out)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    struct kvl_cache_reads reads;
+    kvl_cache_reads(s->cache, &reads);
+    *out = s->counters;
+    out->kv_tokens_read = reads.tokens;
+    out->kv_bytes_read = reads.bytes;
+    out->flops += 4 * reads.tokens * dims->n_layer * dims->n_head * dims->head_dim;
+    out->launches = kvl_device_launches(s->weights->device) - s->launches_before;
+}
+
+kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
+{
+    uint64_t bytes[KVL_MEM_CLASSES];
+    kvl_status status = kvl_cache_bytes(s->cache, bytes);
+    if (status != KVL_OK) return status;
+    const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += kvl_buffer_bytes(s->scratch[i]);
+    *out = (struct kvl_cache_bytes){
+        .bytes_per_token = plan->bytes_per_token,
+        .payload = bytes[KVL_MEM_PAYLOAD],
+        .scale = bytes[KVL_MEM_SCALE],
+        .index = bytes[KVL_MEM_INDEX],
+        .table = bytes[KVL_MEM_TABLE],
+        .slack = bytes[KVL_MEM_SLACK],
+        .scratch = bytes[KVL_MEM_SCRATCH],
+        .resident = plan->resident_bytes,
+        .peak = plan->resident_bytes,
+    };
+    return KVL_OK;
+}

@@ -1,0 +1,15 @@
+# Writes OUT, a C file with `const struct kvl_embedded kvl_embedded[]` = {path, text} for each of FILES (relative to ROOT),
+# and for a plug-in's files kvl_text_<folder>_<stem> as symbols of their own.
+set(rows "")
+set(body "/* Generated from the files it names. */\n#include <stddef.h>\nstruct kvl_embedded { const char *path, *text; };\n")
+foreach(file ${FILES})
+  file(READ "${ROOT}/${file}" hex HEX)
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
+  string(REGEX REPLACE "(0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],0x[0-9a-f][0-9a-f],)" "\\1\n" bytes "${bytes}")
+  string(REGEX REPLACE "[^A-Za-z0-9]" "_" symbol "${file}")
+  string(APPEND body "extern const char kvl_text_${symbol}[];\nconst char kvl_text_${symbol}[] = {${bytes}0};\n")
+  string(APPEND rows "    {\"${file}\", kvl_text_${symbol}},\n")
+endforeach()
+string(APPEND body "extern const struct kvl_embedded kvl_embedded[];\nconst struct kvl_embedded kvl_embedded[] = {\n${rows}    {NULL, NULL}};\n")
+file(WRITE "${OUT}.tmp" "${body}")
+file(RENAME "${OUT}.tmp" "${OUT}")

@@ -1,0 +1,120 @@
+/* The plug-in ABI, major 1, as bytes: offsets and sizes that plug-ins already built rely on. A row may be added, never changed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include "kvl_plugin.h"
+
+struct frozen {
+    const char *what;
+    size_t found, wanted;
+};
+#define AT(type, member, wanted)                                                                                                   \
+    {                                                                                                                              \
+#type "." #member, offsetof(struct type, member), wanted                                                                   \
+    }
+#define SIZE(type, wanted)                                                                                                         \
+    {                                                                                                                              \
+        "sizeof " #type, sizeof(struct type), wanted                                                                               \
+    }
+
+static const struct frozen layout[] = {
+    AT(kvl_option, name, 0),
+    AT(kvl_option, help, 8),
+    AT(kvl_option, type, 16),
+    AT(kvl_option, offset, 20),
+    AT(kvl_option, fallback, 24),
+    AT(kvl_option, min, 32),
+    AT(kvl_option, max, 40),
+    AT(kvl_option, choices, 48),
+    SIZE(kvl_option, 56),
+
+    AT(kvl_host, struct_size, 0),
+    AT(kvl_host, error, 8),
+
+    AT(kvl_plugin_head, magic, 0),
+    AT(kvl_plugin_head, abi_major, 4),
+    AT(kvl_plugin_head, abi_minor, 6),
+    AT(kvl_plugin_head, struct_size, 8),
+    AT(kvl_plugin_head, kind, 12),
+    AT(kvl_plugin_head, name, 16),
+    AT(kvl_plugin_head, summary, 24),
+    AT(kvl_plugin_head, citation, 32),
+    AT(kvl_plugin_head, byte_version, 40),
+    AT(kvl_plugin_head, n_options, 44),
+    AT(kvl_plugin_head, options, 48),
+    AT(kvl_plugin_head, private_size, 56),
+    AT(kvl_plugin_head, device_source, 64),
+    AT(kvl_plugin_head, card, 72),
+    AT(kvl_plugin_head, init, 80),
+    AT(kvl_plugin_head, fini, 88),
+    SIZE(kvl_plugin_head, 96),
+
+    AT(kvl_codec_dims, struct_size, 0),
+    AT(kvl_codec_dims, role, 4),
+    AT(kvl_codec_dims, head_dim, 8),
+    AT(kvl_codec_dims, page_tokens, 12),
+
+    AT(kvl_codec_shape, struct_size, 0),
+    AT(kvl_codec_shape, group, 4),
+    AT(kvl_codec_shape, unit, 8),
+    AT(kvl_codec_shape, tail_min, 12),
+    AT(kvl_codec_shape, page_multiple, 16),
+    AT(kvl_codec_shape, alignment, 20),
+    AT(kvl_codec_shape, block_bytes, 24),
+    AT(kvl_codec_shape, stream_bytes, 32),
+    AT(kvl_codec_shape, table_floats, 40),
+    AT(kvl_codec_shape, aux_floats, 44),
+
+    AT(kvl_codec_bytes, payload, 0),
+    AT(kvl_codec_bytes, scale, 8),
+    AT(kvl_codec_bytes, index, 16),
+    SIZE(kvl_codec_bytes, 24),
+
+    AT(kvl_known_answer, options, 0),
+    AT(kvl_known_answer, role, 8),
+    AT(kvl_known_answer, head_dim, 12),
+    AT(kvl_known_answer, n, 16),
+    AT(kvl_known_answer, x, 24),
+    AT(kvl_known_answer, decoded, 32),
+    AT(kvl_known_answer, tolerance, 40),
+    SIZE(kvl_known_answer, 48),
+
+    AT(kvl_codec, head, 0),
+    AT(kvl_codec, roles, 96),
+    AT(kvl_codec, rope_stages, 100),
+    AT(kvl_codec, flags, 104),
+    AT(kvl_codec, shape, 112),
+    AT(kvl_codec, bytes, 120),
+    AT(kvl_codec, ref_encode, 128),
+    AT(kvl_codec, ref_decode, 136),
+    AT(kvl_codec, defines, 144),
+    AT(kvl_codec, known_answers, 152),
+    AT(kvl_codec, n_known_answers, 160),
+    AT(kvl_codec, reserved2, 164),
+};
+
+static void layout_is_frozen(void **state)
+{
+    if (sizeof(void *) != 8) skip();
+    for (size_t i = 0; i < sizeof layout / sizeof *layout; i++)
+        if (layout[i].found != layout[i].wanted) fail_msg("%s is %zu, was %zu", layout[i].what, layout[i].found, layout[i].wanted);
+}
+
+static void numbers_are_frozen(void **state)
+{
+    assert_int_equal(KVL_PLUGIN_MAGIC, 0x4c564b31);
+    assert_int_equal(KVL_ABI_MAJOR, 1);
+    assert_int_equal(KVL_KIND_CODEC | KVL_KIND_SCORE << 4 | KVL_KIND_BUDGET << 8, 0x321);
+    assert_int_equal(KVL_OPTION_INT | KVL_OPTION_FLOAT << 4 | KVL_OPTION_CHOICE << 8, 0x321);
+    assert_int_equal(KVL_ROLE_K | KVL_ROLE_V << 4 | KVL_ROLE_JOINT << 8, 0x421);
+    assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
+    assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,
+                     0x8421);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(layout_is_frozen), cmocka_unit_test(numbers_are_frozen)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

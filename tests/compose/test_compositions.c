@@ -1,0 +1,93 @@
+/* Every pair of codecs with every other key: the spec parses, its resolved text is a fixed point that means the same, it fits
+ * common head dimensions, and a full page holds exactly the bytes that are charged to its tokens. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include "spec.h"
+#include <stdio.h>
+#include <string.h>
+
+static const char *const codecs[] = {"f32",           "f16", "int8", "int8(sym)", "int8(group=16)", "int4", "int4(group=32,sym)",
+                                     "int4(group=16)"};
+static const char *const rests[] = {
+    "",
+    "sink=4",
+    "tail=128",
+    "ktail=64 vtail=0",
+    "window=256 sink=4",
+    "rope=post rot=none korder=gguf pos=keep",
+    "@0-1 kv=f16",
+    "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
+};
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static struct kvl_spec *parsed(const char *text)
+{
+    struct kvl_spec *spec = NULL;
+    kvl_error_clear();
+    if (kvl_spec_parse(text, &spec) != KVL_OK) fail_msg("\"%s\": %s", text, kvl_error_text());
+    return spec;
+}
+
+static void assert_same_entry(const struct kvl_layer_spec *a, const struct kvl_layer_spec *b)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        struct kvl_text one = {0}, other = {0};
+        assert_int_equal(kvl_instance_print(&a->codec[side], true, &one), KVL_OK);
+        assert_int_equal(kvl_instance_print(&b->codec[side], true, &other), KVL_OK);
+        assert_string_equal(one.data, other.data);
+        assert_int_equal(a->tail[side], b->tail[side]);
+        kvl_text_free(&one);
+        kvl_text_free(&other);
+    }
+    assert_true(a->rope == b->rope && a->rot == b->rot && a->rot_seed == b->rot_seed && a->korder == b->korder &&
+                a->sink == b->sink && a->window == b->window && a->pos == b->pos);
+}
+
+static void assert_exact_pages(const struct kvl_layer_spec *entry, uint32_t head_dim)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const uint32_t role = side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V;
+        for (uint32_t page = 64; page <= 256; page *= 2) {
+            struct kvl_codec_shape shape;
+            struct kvl_codec_bytes bytes;
+            assert_int_equal(kvl_codec_shape(&entry->codec[side], role, head_dim, page, &shape), KVL_OK);
+            assert_int_equal(kvl_codec_bytes(&entry->codec[side], role, head_dim, page, &bytes), KVL_OK);
+            assert_int_equal(page % shape.page_multiple, 0);
+            assert_int_equal(shape.block_bytes % shape.alignment, 0);
+            assert_int_equal(bytes.payload + bytes.scale + bytes.index, shape.block_bytes);
+        }
+    }
+}
+
+static void every_composition(void **state)
+{
+    for (size_t k = 0; k < COUNT(codecs); k++)
+        for (size_t v = 0; v < COUNT(codecs); v++)
+            for (size_t r = 0; r < COUNT(rests); r++) {
+                char text[256];
+                struct kvl_text resolved = {0}, again = {0};
+                snprintf(text, sizeof text, "k=%s v=%s %s", codecs[k], codecs[v], rests[r]);
+                struct kvl_spec *spec = parsed(text);
+                assert_int_equal(kvl_spec_resolved(spec, &resolved), KVL_OK);
+                struct kvl_spec *second = parsed(resolved.data);
+                assert_int_equal(kvl_spec_resolved(second, &again), KVL_OK);
+                assert_string_equal(resolved.data, again.data);
+                for (uint32_t layer = 0; layer < 12; layer++) {
+                    assert_same_entry(kvl_spec_layer(spec, layer), kvl_spec_layer(second, layer));
+                    for (uint32_t d = 32; d <= 256; d *= 2) assert_exact_pages(kvl_spec_layer(spec, layer), d);
+                }
+                for (uint32_t d = 32; d <= 256; d *= 2) assert_int_equal(kvl_spec_check_dims(spec, 12, d), KVL_OK);
+                kvl_text_free(&resolved);
+                kvl_text_free(&again);
+                kvl_spec_free(&spec);
+                kvl_spec_free(&second);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_composition)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

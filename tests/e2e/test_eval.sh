@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# eval ppl and eval kld end to end. Called with the program and the project's root.
+# The tiny random model (token id = byte value) makes an independent check possible: its golden logits give the nll of every token.
+# KVLAB_SLOW=1 adds the published numbers of SmolLM2 (20 windows, minutes).
+set -euo pipefail
+program=$1 root=$2
+golden=${KVLAB_GOLDEN:-$root/../shared/golden}
+model=$golden/tiny-llama.gguf
+[[ -f $model ]] || { echo "skipped: no $model (KVLAB_GOLDEN names its folder)"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() { echo "FAILED: $*"; exit 1; }
+near() { python3 -c 'import sys; a, b, t = map(float, sys.argv[1:]); sys.exit(not abs(a - b) <= t)' "$@"; }
+# The value of a Python expression over the JSON object `r` in file $1.
+get() { python3 -c 'import json, sys; r = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+expect_refusal() { # WORDS-OF-THE-MESSAGE ARGUMENTS...
+    local words=$1 rc=0
+    shift
+    "$program" eval ppl -m "$model" --no-run-file "$@" >out 2>err || rc=$?
+    [[ $rc == 2 ]] || fail "$*: exit code $rc, wanted 2"
+    grep -qF -- "$words" err || fail "$*: the message lacks \"$words\": $(cat err)"
+    [[ ! -s out ]] || fail "$*: something on stdout"
+}
+
+python3 -c 'import random, sys
+random.seed(1); sys.stdout.buffer.write(bytes(random.randrange(1, 128) for _ in range(1500)))' >text
+: >empty
+
+# --- usage ---
+expect_refusal "p3" -f text -c 64 --protocol p3
+expect_refusal "empty" -f empty
+expect_refusal "one window" -f text -c 1600
+expect_refusal "trained" -f text -c 4096
+expect_refusal "has 23 windows" -f text -c 64 --chunks 24
+expect_refusal "windows 0 to 22" -f text -c 64 --first-chunk 23
+
+# --- perplexity: keys, run file, windows ---
+"$program" eval ppl -m "$model" -f text -c 64 --json -o all.h5 >all.json 2>err
+[[ -f all.h5 && ! -e all.h5.part ]] || fail "no complete run file"
+grep -q 'run file: all.h5' err || fail "the run file is not named on stderr"
+[[ $(get all.json '(r["n_chunks"], r["n_tokens"], [c["chunk"] for c in r["chunks"]] == list(range(23)))') == "(23, 713, True)" ]] ||
+    fail "23 windows of 31 scored tokens wanted"
+get all.json '[r[k] for k in "kv device model protocol ubatch bytes_per_token payload_bytes resident_bytes peak_bytes run_file ppl ppl_se ppl_se_chunk nll".split()]' >/dev/null
+near "$(get all.json 'sum(c["nll"] * c["n"] for c in r["chunks"]) / r["n_tokens"]')" "$(get all.json 'r["nll"]')" 1e-9 || fail "mean of the windows"
+near "$(get all.json '__import__("math").exp(r["nll"])')" "$(get all.json 'r["ppl"]')" 1e-6 || fail "ppl is not exp(nll)"
+near "$(get all.json '__import__("statistics").stdev(c["nll"] for c in r["chunks"]) / 23 ** .5 * r["ppl"]')" "$(get all.json 'r["ppl_se_chunk"]')" 1e-6 ||
+    fail "error over windows"
+
+"$program" eval ppl -m "$model" -f text -c 64 --first-chunk 5 --chunks 2 --json --no-run-file >some.json 2>/dev/null
+[[ $(get some.json 'r["chunks"]') == "$(get all.json 'r["chunks"][5:7]')" ]] || fail "windows 5 and 6 alone differ from those of the whole run"
+[[ $(get some.json 'r["run_file"]') == None && ! -d runs ]] || fail "--no-run-file left a file"
+
+for ubatch in 1 7 64; do
+    "$program" eval ppl -m "$model" -f text -c 64 --chunks 4 --exact --kv f32 --ubatch $ubatch --json --no-run-file >u$ubatch.json 2>/dev/null
+    near "$(get u$ubatch.json 'r["nll"]')" "$(get u1.json 'r["nll"]')" 2e-5 || fail "ubatch $ubatch changes the nll"
+done
+
+"$program" eval ppl -m "$model" -f text -c 64 --chunks 2 --profile 2>err >table
+grep -q '^ppl .*exploratory' table || fail "two windows must be called exploratory"
+default=(runs/eval-ppl-????????-??????-????????.h5)
+[[ -f ${default[0]} ]] || fail "no run file under its default name"
+
+# --- the golden logits ---
+if python3 -c 'import h5py, numpy' 2>/dev/null; then
+    python3 - "$golden/tiny-llama.h5" >nll <<'PYTHON'
+import sys, h5py, numpy as np
+f = h5py.File(sys.argv[1])
+tokens, logits = f["tokens"][:], f["logits"][:].astype(np.float64)
+bytes_ = bytes(int(t) for t in tokens)
+open("golden.txt", "wb").write(bytes_)
+top = logits.max(1)
+nll = top + np.log(np.exp(logits - top[:, None]).sum(1))
+print(np.mean([nll[i] - logits[i, tokens[i + 1]] for i in range(192, 383)]))
+PYTHON
+    "$program" eval ppl -m "$model" -f golden.txt -c 384 --exact --kv f32 --json --no-run-file >golden.json 2>/dev/null
+    near "$(get golden.json 'r["nll"]')" "$(cat nll)" 1e-5 || fail "nll $(get golden.json 'r["nll"]') differs from the golden logits' $(cat nll)"
+    [[ $(get golden.json 'r["n_tokens"]') == 191 ]] || fail "191 scored tokens wanted"
+
+    python3 - "${default[0]}" <<'PYTHON' || fail "content of the run file"
+import sys, h5py
+f = h5py.File(sys.argv[1])
+assert f.attrs["status"] in ("complete", b"complete")
+assert len(f["quality/nll"]) == 2 and len(f["steps/t_ns"]) == 2 and len(f["kernels/calls"]) > 2
+assert f["kernels/ns_sum"][:].min() > 0
+assert f["memory/layer_bytes"].shape == (7, 3)
+m = f["memory"].attrs
+assert m["plan_resident_bytes"] == m["resident_bytes"] and m["plan_bytes_per_token"] == m["bytes_per_token"], dict(m)
+for group, names in {"config": "kv kv_given model_sha256 text_sha256 cl_source_sha256 protocol ubatch n_ctx exact",
+                     "memory": "bytes_per_token resident_bytes peak_bytes ledger_total_bytes", "quality": "ppl nll"}.items():
+    for name in names.split():
+        assert name in f[group].attrs, (group, name)
+assert f["quality/nll"].dims[0][0].name.endswith("quality_row")
+PYTHON
+else
+    echo "note: no python3 with h5py, golden logits and run file content not checked"
+fi
+
+# --- divergence ---
+"$program" eval kld -m "$model" -f text -c 64 --chunks 4 --json --no-run-file >same.json 2>/dev/null
+[[ $(get same.json '(r["kld_mean"], r["kld_max"], r["kld_se"], r["same_top1"], r["rms_dp"], r["ppl_ratio"])') == "(0, 0, 0, 1, 0, 1)" ]] ||
+    fail "f16 against itself: $(get same.json 'r["kld_mean"], r["kld_max"], r["same_top1"], r["rms_dp"]')"
+"$program" eval kld -m "$model" -f text -c 64 --chunks 4 --json --kv int4 -o int4.h5 >int4.json 2>/dev/null
+[[ $(get int4.json 'r["kld_mean"] > 1e-7 and r["kld_p1"] <= r["kld_median"] <= r["kld_p99"] <= r["kld_max"] and r["same_top1"] <= 1') == True ]] ||
+    fail "int4 against f16"
+near "$(get int4.json 'r["nll_base"]')" "$(get same.json 'r["nll"]')" 0 || fail "the base is not what f16 alone gives"
+near "$(get int4.json 'r["ppl_ratio"] * r["ppl_base"]')" "$(get int4.json 'r["ppl"]')" 1e-6 || fail "the ratio is not ppl / ppl_base"
+"$program" eval kld -m "$model" -f text -c 64 --chunks 4 --json --kv int8 --no-run-file >int8.json 2>/dev/null
+[[ $(get int8.json 'r["kld_mean"]') != 0 ]] || fail "int8 must differ from f16"
+python3 -c 'import sys; sys.exit(not float(sys.argv[1]) < float(sys.argv[2]))' "$(get int8.json 'r["kld_mean"]')" "$(get int4.json 'r["kld_mean"]')" ||
+    fail "int8 is not closer to f16 than int4"
+
+# --- Ctrl-C ---
+for _ in $(seq 40); do cat text; done >long
+"$program" eval ppl -m "$model" -f long -c 64 -o stopped.h5 >out 2>err &
+pid=$!
+for _ in $(seq 200); do [[ -e stopped.h5.part ]] && break; sleep 0.05; done
+sleep 0.3
+kill -INT $pid
+rc=0
+wait $pid || rc=$?
+if [[ -f stopped.h5 ]]; then
+    echo "note: the run ended before it could be interrupted"
+else
+    [[ $rc == 1 ]] || fail "interrupted: exit code $rc, wanted 1"
+    grep -q 'interrupted: [0-9]* of 937 windows' err || fail "interrupted: $(cat err)"
+    "$program" log show stopped.h5.part | grep -q 'status *interrupted' || fail "the interrupted file does not say so"
+fi
+
+# --- published numbers ---
+large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
+if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]]; then
+    while read -r kv ppl kld se_chunk; do
+        "$program" eval kld -m "$large" -f "$root/data/text/wiki.test.raw" --chunks 20 --exact --kv "$kv" --json --no-run-file >slow.json 2>/dev/null
+        echo "$kv: $(get slow.json '"ppl %.4f kld %.6f +/- %.6f top-1 %.4f" % (r["ppl"], r["kld_mean"], r["kld_se_chunk"], r["same_top1"])')"
+        near "$(get slow.json 'r["kld_mean"]')" "$kld" "$(python3 -c "print(0.02 * $kld + 0.5 * $se_chunk + 1e-6)")" || fail "$kv: KLD differs from $kld"
+        near "$(get slow.json 'r["ppl"]')" "$ppl" "$(python3 -c "print(0.005 * $ppl)")" || fail "$kv: ppl differs from $ppl"
+    done <<'TABLE'
+f16 27.8410 0 0
+TABLE
+fi

@@ -1,0 +1,259 @@
+/* The cache on every device against its C specification: random heads and tokens, every codec and side mix, sinks, tails, windows,
+ * protocols and ubatch sizes; then that sealed pages are never touched again, and that what is reserved is what was planned. */
+#include "cache.h"
+#include "mem.h"
+#include "reference.h"
+#include "rng.h"
+#include "test_harness.h"
+#include <math.h>
+#include <string.h>
+
+struct setup {
+    struct kvl_cache_dims dims;
+    struct kvl_cache_config config;
+    struct kvl_spec *spec;
+    struct kvl_cache *cache;
+    struct kvl_cache_plan plan; /* a second one, for the reference */
+    struct kvl_buffer *stage, *rotary, *out;
+    float *q, *k, *v, *got, *want, *rows;
+    uint32_t n_tokens;
+};
+
+static uint32_t row_floats(const struct setup *s) { return (s->dims.n_head + 2 * s->dims.n_kv_head) * s->dims.head_dim; }
+
+static void fill(struct setup *s)
+{
+    const size_t q_size = (size_t)s->n_tokens * s->dims.n_head * s->dims.head_dim, kv_size = q_size / s->dims.n_head * s->dims.n_kv_head;
+    assert_ok(kvl_alloc(&s->q, q_size, sizeof(float)));
+    assert_ok(kvl_alloc(&s->k, kv_size, sizeof(float)));
+    assert_ok(kvl_alloc(&s->v, kv_size, sizeof(float)));
+    assert_ok(kvl_alloc(&s->got, q_size, sizeof(float)));
+    assert_ok(kvl_alloc(&s->want, q_size, sizeof(float)));
+    assert_ok(kvl_alloc(&s->rows, (size_t)s->n_tokens * row_floats(s), sizeof(float)));
+    for (size_t i = 0; i < q_size; i++) s->q[i] = (float)kvl_rng_normal(1, i);
+    for (size_t i = 0; i < kv_size; i++) {
+        s->k[i] = (float)(2.0 * kvl_rng_normal(2, i) + (double)(i % 5));
+        s->v[i] = (float)kvl_rng_normal(3, i);
+    }
+    const uint32_t d = s->dims.head_dim;
+    for (uint32_t t = 0; t < s->n_tokens; t++) {
+        float *row = s->rows + (size_t)t * row_floats(s);
+        memcpy(row, s->q + (size_t)t * s->dims.n_head * d, s->dims.n_head * d * sizeof(float));
+        memcpy(row + s->dims.n_head * d, s->k + (size_t)t * s->dims.n_kv_head * d, s->dims.n_kv_head * d * sizeof(float));
+        memcpy(row + (s->dims.n_head + s->dims.n_kv_head) * d, s->v + (size_t)t * s->dims.n_kv_head * d, s->dims.n_kv_head * d * sizeof(float));
+    }
+}
+
+static void open_setup(struct setup *s, const char *spec)
+{
+    struct kvl_device *device = kvl_test_device;
+    const struct kvl_caps *caps = kvl_device_caps(device);
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
+    struct kvl_cache_plan plan;
+    assert_ok(kvl_spec_parse(spec, &s->spec));
+    s->config.spec = s->spec;
+    assert_ok(kvl_cache_plan_make(&s->dims, &s->config, &limits, &plan));
+    assert_ok(kvl_cache_plan_make(&s->dims, &s->config, &limits, &s->plan));
+    assert_ok(kvl_cache_new(device, &plan, &s->cache));
+    fill(s);
+    const uint64_t u = kvl_cache_ubatch(&s->config);
+    assert_ok(kvl_buffer_new(device, "stage", -1, KVL_MEM_SCRATCH, u * row_floats(s) * sizeof(float), true, &s->stage));
+    assert_ok(kvl_buffer_new(device, "rotary", -1, KVL_MEM_SCRATCH, 64, true, &s->rotary));
+    assert_ok(kvl_buffer_new(device, "out", -1, KVL_MEM_SCRATCH, u * s->dims.n_head * s->dims.head_dim * sizeof(float), true, &s->out));
+}
+
+static void close_setup(struct setup *s)
+{
+    kvl_cache_free(&s->cache);
+    kvl_cache_plan_free(&s->plan);
+    kvl_buffer_free(&s->stage);
+    kvl_buffer_free(&s->rotary);
+    kvl_buffer_free(&s->out);
+    kvl_spec_free(&s->spec);
+    kvl_free(&s->q);
+    kvl_free(&s->k);
+    kvl_free(&s->v);
+    kvl_free(&s->got);
+    kvl_free(&s->want);
+    kvl_free(&s->rows);
+}
+
+/* Feeds tokens [from, to) in pieces of u through layer 0; results to got. */
+static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
+{
+    const size_t out_row = (size_t)s->dims.n_head * s->dims.head_dim;
+    for (uint32_t p = from; p < to; p += u) {
+        const uint32_t n = to - p < u ? to - p : u;
+        assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows + (size_t)p * row_floats(s)));
+        if (kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, 0, s->out) != KVL_OK) fail_msg("%s", kvl_error_text());
+        kvl_cache_advance(s->cache, n);
+        assert_ok(kvl_buffer_read(s->out, 0, n * out_row * sizeof(float), s->got + p * out_row));
+    }
+}
+
+static double worst_difference(const struct setup *s)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < (size_t)s->n_tokens * s->dims.n_head * s->dims.head_dim; i++)
+        worst = fmax(worst, fabs((double)s->got[i] - s->want[i]));
+    return worst;
+}
+
+static const struct kvl_cache_dims dims_smol = {1, 9, 3, 64}, dims_tiny = {1, 6, 2, 16}, dims_one = {1, 1, 1, 128}, dims_wide = {1, 8, 1, 32};
+
+static const struct row {
+    const char *spec;
+    const struct kvl_cache_dims *dims;
+    uint32_t n_tokens, ubatch;
+    enum kvl_protocol protocol;
+    bool exact;
+} rows[] = {
+    {"f32", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true},
+    {"f16", &dims_smol, 150, 7, KVL_P1_FAKE_QUANT, false},
+    {"f16", &dims_tiny, 150, 1, KVL_P4_STREAMING, true},
+    {"int8", &dims_smol, 150, 150, KVL_P2_WRITE_THEN_READ, true},
+    {"int8(group=16)", &dims_tiny, 70, 64, KVL_P1_FAKE_QUANT, true},
+    {"int4", &dims_smol, 200, 64, KVL_P1_FAKE_QUANT, true},
+    {"int4(group=32)", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true},
+    {"int4(group=32,sym)", &dims_wide, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"int4(group=8)", &dims_tiny, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"int8(sym)", &dims_one, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=int8 v=int4", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=f32 v=int4(group=16)", &dims_smol, 130, 1, KVL_P4_STREAMING, true},
+    {"int4 sink=4", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true},
+    {"int4 sink=4 tail=20", &dims_smol, 150, 32, KVL_P1_FAKE_QUANT, true},
+    {"int4 sink=4 tail=20", &dims_smol, 150, 32, KVL_P1_FAKE_QUANT, false},
+    {"int4 sink=70 ktail=10 vtail=50", &dims_tiny, 200, 48, KVL_P1_FAKE_QUANT, true},
+    {"int4 sink=4 tail=20", &dims_tiny, 150, 32, KVL_P2_WRITE_THEN_READ, true},
+    {"int8 ktail=40 vtail=3", &dims_tiny, 150, 1, KVL_P4_STREAMING, true},
+    {"f16 sink=4 window=40", &dims_smol, 300, 64, KVL_P1_FAKE_QUANT, true},
+    {"int8 window=70", &dims_smol, 300, 13, KVL_P1_FAKE_QUANT, true},
+    {"int4 sink=3 window=33 tail=8", &dims_tiny, 300, 1, KVL_P4_STREAMING, true},
+    {"f16 window=1", &dims_tiny, 100, 16, KVL_P1_FAKE_QUANT, true},
+};
+
+static void run_row(const struct row *row)
+{
+    struct setup s = {.dims = *row->dims, .n_tokens = row->n_tokens};
+    s.config = (struct kvl_cache_config){.n_ctx = row->n_tokens, .ubatch = row->ubatch, .protocol = row->protocol, .exact = row->exact};
+    open_setup(&s, row->spec);
+    feed(&s, 0, s.n_tokens, kvl_cache_ubatch(&s.config));
+    assert_ok(kvl_reference_attend(&s.plan, 0, s.n_tokens, s.q, s.k, s.v, s.want));
+    const double worst = worst_difference(&s);
+    print_message("    %-36s %s u=%-3u largest difference %.2e\n", row->spec, kvl_protocol_name[row->protocol], row->ubatch, worst);
+    assert_true(worst < 2e-5);
+
+    uint64_t bytes[KVL_MEM_CLASSES], total = 0;
+    assert_ok(kvl_cache_bytes(s.cache, bytes));
+    for (int c = 0; c < KVL_MEM_CLASSES; c++) total += bytes[c];
+    struct kvl_ledger ledger;
+    kvl_ledger_read(kvl_test_device, &ledger);
+    const uint64_t own = kvl_buffer_bytes(s.stage) + kvl_buffer_bytes(s.rotary) + kvl_buffer_bytes(s.out);
+    assert_int_equal(total, s.plan.resident_bytes + s.plan.scratch_bytes);
+    assert_int_equal(ledger.total, total + own);
+    close_setup(&s);
+}
+
+static void cache_equals_reference(void **state)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) run_row(&rows[i]);
+}
+
+/* One query's result does not depend on how many tokens are computed with it (bit for bit), for per-token codecs. */
+static void chunk_size_does_not_matter(void **state)
+{
+    static const uint32_t chunks[] = {1, 7, 64, 200};
+    float *first = NULL;
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        struct setup s = {.dims = dims_smol, .n_tokens = 200};
+        s.config = (struct kvl_cache_config){.n_ctx = 200, .ubatch = chunks[i], .protocol = KVL_P1_FAKE_QUANT, .exact = true};
+        open_setup(&s, "int4 sink=4 tail=9");
+        feed(&s, 0, s.n_tokens, chunks[i]);
+        const size_t size = (size_t)200 * dims_smol.n_head * dims_smol.head_dim;
+        if (first == NULL) {
+            assert_ok(kvl_alloc(&first, size, sizeof *first));
+            memcpy(first, s.got, size * sizeof *first);
+        }
+        for (size_t j = 0; j < size; j++) assert_true(fabsf(first[j] - s.got[j]) <= 1e-6f);
+        close_setup(&s);
+    }
+    kvl_free(&first);
+}
+
+/* A sealed page keeps its bytes while more tokens come. */
+static void sealed_stays_sealed(void **state)
+{
+    struct setup s = {.dims = dims_smol, .n_tokens = 256};
+    uint8_t before[1 << 16], after[1 << 16];
+    s.config = (struct kvl_cache_config){.n_ctx = 256, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+    open_setup(&s, "k=int8 v=int4");
+    feed(&s, 0, 64, 64);
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const uint64_t bytes = s.plan.layer[0].side[side].page_bytes;
+        assert_true(bytes <= sizeof before);
+        assert_ok(kvl_cache_read_page(s.cache, 0, side, 2, 0, before));
+        uint32_t nonzero = 0;
+        for (uint64_t i = 0; i < bytes; i++) nonzero += before[i] != 0;
+        assert_true(nonzero > bytes / 2);
+        feed(&s, kvl_cache_position(s.cache), kvl_cache_position(s.cache) + 96, 32);
+        assert_ok(kvl_cache_read_page(s.cache, 0, side, 2, 0, after));
+        assert_memory_equal(before, after, bytes);
+    }
+    close_setup(&s);
+}
+
+/* Codes written on the device are those of the C reference, bit for bit. */
+static void codes_equal_reference(void **state)
+{
+    static const char *const specs[] = {"f16", "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)"};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        struct setup s = {.dims = dims_smol, .n_tokens = 64};
+        s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+        open_setup(&s, specs[i]);
+        for (uint32_t t = 0; t < 8; t++) { /* rows that hurt: zeros, constants, tiny, huge, one outlier, ties */
+            float *k = s.rows + (size_t)t * row_floats(&s) + (size_t)s.dims.n_head * s.dims.head_dim;
+            static const float hard[8][2] = {{0, 0}, {1.5f, 1.5f}, {1e-7f, -1e-7f}, {60000.f, -60000.f}, {0, 1}, {-7.5f, 7.5f}, {1e-41f, 0}, {255, 0}};
+            for (uint32_t c = 0; c < s.dims.n_kv_head * s.dims.head_dim; c++) {
+                k[c] = t == 7 ? (float)(c % 64) * 4.5f : hard[t][c % 2];
+                s.k[(size_t)t * s.dims.n_kv_head * s.dims.head_dim + c] = k[c];
+            }
+        }
+        feed(&s, 0, 64, 64);
+        for (int side = 0; side < KVL_SIDES; side++) {
+            const struct kvl_side_plan *plan = &s.plan.layer[0].side[side];
+            const uint32_t d = s.dims.head_dim;
+            uint8_t got[1 << 16] = {0}, want[1 << 16] = {0};
+            float x[64 * 64];
+            for (uint32_t t = 0; t < 64; t++)
+                memcpy(x + (size_t)t * d, (side == KVL_SIDE_K ? s.k : s.v) + ((size_t)t * s.dims.n_kv_head + 1) * d, d * sizeof(float));
+            assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, NULL, 0, 64, x, want), 0);
+            assert_ok(kvl_cache_read_page(s.cache, 0, side, 1, 0, got));
+            for (uint64_t b = 0; b < plan->page_bytes; b++)
+                if (got[b] != want[b]) fail_msg("%s side %d byte %llu: device %u, reference %u", specs[i], side, (unsigned long long)b, got[b], want[b]);
+        }
+        close_setup(&s);
+    }
+}
+
+static void nonfinite_input_is_counted(void **state)
+{
+    struct setup s = {.dims = dims_smol, .n_tokens = 64};
+    uint32_t bad = 99;
+    s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+    open_setup(&s, "int4");
+    float *first_k = s.rows + (size_t)s.dims.n_head * s.dims.head_dim;
+    first_k[3] = NAN;
+    first_k[5] = INFINITY;
+    feed(&s, 0, 64, 64);
+    assert_ok(kvl_cache_nonfinite(s.cache, &bad));
+    assert_int_equal(bad, 2);
+    for (uint32_t c = 0; c < s.dims.head_dim; c++) assert_true(isfinite(s.got[c]));
+    close_setup(&s);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(cache_equals_reference), cmocka_unit_test(chunk_size_does_not_matter), cmocka_unit_test(sealed_stays_sealed),
+    cmocka_unit_test(codes_equal_reference),  cmocka_unit_test(nonfinite_input_is_counted),
+};
+
+int main(void) { return KVL_ON_EACH_DEVICE(tests); }

@@ -1,0 +1,64 @@
+/* Runs a group of cmocka tests on every OpenCL device there is.
+ *
+ *   static const struct CMUnitTest tests[] = {cmocka_unit_test(adds), ...};   each test uses kvl_test_device
+ *   int main(void) { return KVL_ON_EACH_DEVICE(tests); }
+ *
+ * The devices are those of the installed drivers (OCL_ICD_VENDORS, RUSTICL_ENABLE); $KVLAB_DEVICE narrows them to one. No device:
+ * exit code 77, skipped. A test that leaves a buffer in the ledger fails its device. */
+#ifndef KVL_TEST_HARNESS_H
+#define KVL_TEST_HARNESS_H
+#include "device.h"
+#include "mem.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* Fails with the stored message if a call did not succeed. */
+#define assert_ok(call)                                                                                                            \
+    do {                                                                                                                           \
+        if ((call) != KVL_OK) fail_msg("%s: %s", #call, kvl_error_text());                                                         \
+    } while (0)
+
+static struct kvl_device *kvl_test_device;
+
+static inline int kvl_on_device(const char *choice, const struct CMUnitTest *tests, size_t n_tests)
+{
+    struct kvl_ledger left;
+    if (kvl_device_open(choice, &kvl_test_device) != KVL_OK) {
+        fprintf(stderr, "%s\n", kvl_error_text());
+        return 1;
+    }
+    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
+    char group[sizeof caps->name + sizeof caps->platform + 16];
+    snprintf(group, sizeof group, "on %s (%s)", caps->name, caps->platform);
+    int failed = _cmocka_run_group_tests(group, tests, n_tests, NULL, NULL);
+    kvl_ledger_read(kvl_test_device, &left);
+    if (left.n_buffers > 0) failed++;
+    kvl_device_close(&kvl_test_device);
+    return failed;
+}
+
+static inline int kvl_on_each_device(const struct CMUnitTest *tests, size_t n_tests)
+{
+    struct kvl_caps *list = NULL;
+    size_t n = 0;
+    int failed = 0;
+    char choice[24];
+    if (getenv("KVLAB_DEVICE")) return kvl_on_device(NULL, tests, n_tests);
+    if (kvl_device_list(&list, &n) != KVL_OK) fprintf(stderr, "%s\n", kvl_error_text());
+    kvl_free(&list);
+    if (n == 0) {
+        fprintf(stderr, "skipped: no OpenCL device\n");
+        return 77;
+    }
+    for (size_t i = 0; i < n; i++) {
+        snprintf(choice, sizeof choice, "%zu", i);
+        failed += kvl_on_device(choice, tests, n_tests);
+    }
+    return failed > 0;
+}
+#define KVL_ON_EACH_DEVICE(tests) kvl_on_each_device(tests, sizeof(tests) / sizeof *(tests))
+
+#endif

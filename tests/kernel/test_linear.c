@@ -1,0 +1,358 @@
+/* Matrix products and RMS norm against double precision, on every device: awkward sizes, canaries around outputs, and exact products
+ * that do not depend on how many tokens go together. */
+#include "weights.h"
+#include <math.h>
+
+static struct kvl_linear_kernels *kernels;
+
+/* Products of T tokens; y is [T][linear->rows]. before: what y holds (for add), or NULL. */
+static void run(const struct kvl_linear *linear, uint32_t T, const float *x, const float *before, bool exact, float *y)
+{
+    struct kvl_rows in, out;
+    rows_new(T, linear->cols, x, 0.0f, &in);
+    rows_new(T, linear->rows, before, CANARY, &out);
+    assert_ok(kvl_linear_run(kernels, linear, T, in, out, before != NULL, exact));
+    rows_read(&out, T, linear->rows, CANARY, y);
+    kvl_buffer_free(&in.buffer);
+    kvl_buffer_free(&out.buffer);
+}
+
+/* Product of row w and x, and in *bound what n rounded steps of f32 may be off. */
+static double dot(const float *w, const float *x, uint64_t n, double *bound)
+{
+    double sum = 0.0, size = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        sum += (double)w[i] * x[i];
+        size += fabs((double)w[i] * x[i]);
+    }
+    *bound = (double)(n + 2) * 0x1p-24 * size;
+    return sum;
+}
+
+static void check_products(const struct test_tensor *t, uint32_t T, const float *x, const float *y, const char *what)
+{
+    const uint64_t rows = t->tensor.dim[1], cols = t->tensor.dim[0];
+    for (uint64_t i = 0; i < T * rows; i++) {
+        double bound;
+        const double want = dot(t->values + i % rows * cols, x + i / rows * cols, cols, &bound);
+        if (!(fabs(y[i] - want) <= bound))
+            fail_msg("%s %s %llux%llu: token %llu row %llu is %.9g, wanted %.9g +- %g", kvl_quant_type(t->tensor.type)->name, what,
+                     (unsigned long long)rows, (unsigned long long)cols, (unsigned long long)(i / rows), (unsigned long long)(i % rows), y[i],
+                     want, bound);
+    }
+}
+
+static void exact_products(void **state)
+{
+    static const struct {
+        uint64_t rows, cols; /* cols of types with blocks of 256: rounded up */
+        uint32_t T;
+    } sizes[] = {{7, 32, 1}, {93, 96, 5}, {144, 576, 6}, {33, 1536, 7}, {16, 576, 13}, {48, 96, 64}, {1, 32, 3}, {31, 192, 2}, {65, 224, 4}, {20, 288, 100}};
+    for (size_t i = 0; i < kvl_n_quant_types; i++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            const struct kvl_quant_type *type = &kvl_quant_types[i];
+            const uint64_t rows = sizes[s].rows, cols = (sizes[s].cols + type->block - 1) / type->block * type->block;
+            const uint32_t T = sizes[s].T;
+            struct test_tensor t;
+            struct kvl_linear linear;
+            float *x = random_floats(T * cols, 17 + s), *y = NULL;
+            tensor_new(type, rows, cols, 100 * i + s, &t);
+            load_one(&t, &linear);
+            assert_ok(kvl_alloc(&y, T * rows, sizeof *y));
+            run(&linear, T, x, NULL, true, y);
+            check_products(&t, T, x, y, "exact");
+            kvl_linear_free(&linear);
+            tensor_free(&t);
+            kvl_free(&x);
+            kvl_free(&y);
+        }
+}
+
+/* Columns that do not fill a block of 32: only types without blocks have them. */
+static void exact_products_of_odd_rows(void **state)
+{
+    struct test_tensor t;
+    struct kvl_linear linear;
+    float *x = random_floats(7 * 40, 3), y[7 * 20];
+    tensor_new(kvl_quant_type(KVL_GGUF_F16), 20, 40, 4, &t);
+    load_one(&t, &linear);
+    run(&linear, 7, x, NULL, true, y);
+    check_products(&t, 7, x, y, "exact");
+    run(&linear, 1, x, NULL, true, y);
+    check_products(&t, 1, x, y, "exact");
+    kvl_linear_free(&linear);
+    tensor_free(&t);
+    kvl_free(&x);
+}
+
+static void batches_do_not_change_exact_bits(void **state)
+{
+    enum { T = 512, ROWS = 40, COLS = 768 };
+    static const uint32_t batch[] = {1, 2, 3, 4, 5, 7, 64, 100};
+    for (size_t i = 0; i < kvl_n_quant_types; i++) {
+        struct test_tensor t;
+        struct kvl_linear linear;
+        float *x = random_floats(T * COLS, 5), *all = NULL, *some = NULL;
+        tensor_new(&kvl_quant_types[i], ROWS, COLS, 6, &t);
+        load_one(&t, &linear);
+        assert_ok(kvl_alloc(&all, T * ROWS, sizeof *all));
+        assert_ok(kvl_alloc(&some, T * ROWS, sizeof *some));
+        run(&linear, T, x, NULL, true, all);
+        for (size_t b = 0; b < sizeof batch / sizeof *batch; b++) {
+            const uint32_t first = 3 * (uint32_t)b;
+            run(&linear, batch[b], x + first * COLS, NULL, true, some);
+            if (memcmp(some, all + first * ROWS, batch[b] * ROWS * sizeof *some) != 0)
+                fail_msg("%s: %u tokens alone give other bits than among %d", linear.type->name, batch[b], T);
+        }
+        kvl_linear_free(&linear);
+        tensor_free(&t);
+        kvl_free(&x);
+        kvl_free(&all);
+        kvl_free(&some);
+    }
+}
+
+static void products_are_added(void **state)
+{
+    enum { ROWS = 40, COLS = 64 };
+    struct test_tensor t;
+    struct kvl_linear linear;
+    tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), ROWS, COLS, 7, &t);
+    load_one(&t, &linear);
+    for (uint32_t T = 1; T <= 8; T++) {
+        float *x = random_floats(T * COLS, T), *before = random_floats(T * ROWS, 8), y[8 * ROWS], sum[8 * ROWS];
+        run(&linear, T, x, NULL, true, y);
+        run(&linear, T, x, before, true, sum);
+        for (uint32_t i = 0; i < T * ROWS; i++) assert_true(sum[i] == before[i] + y[i]);
+        kvl_free(&x);
+        kvl_free(&before);
+    }
+    kvl_linear_free(&linear);
+    tensor_free(&t);
+}
+
+static void gate_and_value(void **state)
+{
+    enum { ROWS = 41, COLS = 96, MOST = 20 };
+    struct test_tensor t[2];
+    struct kvl_linear linear;
+    const struct kvl_gguf_tensor *const tensors[] = {&t[0].tensor, &t[1].tensor};
+    for (int i = 0; i < 2; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), ROWS, COLS, 9 + (uint64_t)i, &t[i]);
+    kvl_linear_limit_part(4 * 3 * 34 * 16);
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, true, &linear));
+    kvl_linear_limit_part(0);
+    assert_int_equal(linear.rows, ROWS);
+    assert_int_equal(linear.n_parts, 2);
+    for (uint32_t T = 1; T <= MOST; T++) {
+        float *x = random_floats(T * COLS, T), y[MOST * ROWS];
+        run(&linear, T, x, NULL, true, y);
+        for (uint32_t i = 0; i < T * ROWS; i++) {
+            double bound[2], product[2];
+            for (int k = 0; k < 2; k++) product[k] = dot(t[k].values + i % ROWS * COLS, x + i / ROWS * COLS, COLS, &bound[k]);
+            const double silu = product[0] / (1.0 + exp(-product[0]));
+            assert_true(fabs(y[i] - silu * product[1]) <= 1e-6 * fabs(silu * product[1]) + 1.2 * bound[0] * fabs(product[1]) + bound[1] * fabs(silu));
+        }
+        kvl_free(&x);
+    }
+    kvl_linear_free(&linear);
+    for (int i = 0; i < 2; i++) tensor_free(&t[i]);
+}
+
+/* Three tensors as one, cut into parts: the same bits as each alone. */
+static void tensors_are_joined(void **state)
+{
+    enum { COLS = 64, T = 7, MOST = 60 };
+    static const uint64_t rows[] = {50, 23, 60};
+    struct test_tensor t[3];
+    struct kvl_linear joined, one;
+    float *x = random_floats(T * COLS, 12), y[T * 133], alone[T * MOST];
+    for (int i = 0; i < 3; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q5_0), rows[i], COLS, 13 + (uint64_t)i, &t[i]);
+    kvl_linear_limit_part(5 * 2 * 22 * 16); /* five panels: four, by pairs */
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0,
+                              (const struct kvl_gguf_tensor *const[]){&t[0].tensor, &t[1].tensor, &t[2].tensor}, 3, false, &joined));
+    kvl_linear_limit_part(0);
+    assert_int_equal(joined.rows, 133);
+    assert_int_equal(joined.n_parts, 3);
+    for (uint32_t n = 1; n <= T; n += 3) {
+        run(&joined, n, x, NULL, true, y);
+        for (uint64_t i = 0, first = 0; i < 3; first += rows[i++]) {
+            load_one(&t[i], &one);
+            run(&one, n, x, NULL, true, alone);
+            for (uint32_t k = 0; k < n; k++) assert_memory_equal(y + k * 133 + first, alone + k * rows[i], rows[i] * sizeof *y);
+            kvl_linear_free(&one);
+        }
+    }
+    kvl_linear_free(&joined);
+    for (int i = 0; i < 3; i++) tensor_free(&t[i]);
+    kvl_free(&x);
+}
+
+/* ---- activations of 8 bits ---- */
+
+/* What the device makes of activations: codes times a scale, in blocks of 32. */
+static void round_to_8_bits(float *x, uint64_t n)
+{
+    for (uint64_t b = 0; b < n; b += 32) {
+        float largest = 0.0f;
+        for (uint64_t i = b; i < b + 32; i++) largest = fmaxf(largest, fabsf(x[i]));
+        for (uint64_t i = b; i < b + 32; i++) x[i] = rintf(x[i] * (127.0f / largest)) * (largest / 127.0f);
+    }
+}
+
+/* A rounded activation is exact in 8 bits again, so that only f32 rounding is left to compare. */
+static void products_in_8_bits(void **state)
+{
+    enum { ROWS = 39, COLS = 768 };
+    for (size_t i = 0; i < kvl_n_quant_types; i++) {
+        struct test_tensor t;
+        struct kvl_linear linear;
+        tensor_new(&kvl_quant_types[i], ROWS, COLS, 200 + i, &t);
+        load_one(&t, &linear);
+        for (uint32_t T = 1; T <= 5; T++) {
+            float *x = random_floats(T * COLS, T), y[5 * ROWS];
+            round_to_8_bits(x, T * COLS);
+            run(&linear, T, x, NULL, false, y);
+            check_products(&t, T, x, y, "8 bits");
+            kvl_free(&x);
+        }
+        kvl_linear_free(&linear);
+        tensor_free(&t);
+    }
+}
+
+/* Codes and activations at their limits with all signs equal: the 16-bit sums are as large as they can be. */
+static void sums_of_8_bits_do_not_overflow(void **state)
+{
+    enum { ROWS = 16, COLS = 256 };
+    static const uint8_t byte[] = {0x00, 0x7f, 0x80, 0xff};
+    for (size_t i = 0; i < kvl_n_quant_types; i++)
+        for (size_t b = 0; b < sizeof byte; b++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                const struct kvl_quant_type *type = &kvl_quant_types[i];
+                if (type->block == 1) continue;
+                struct test_tensor t;
+                struct kvl_linear linear;
+                float x[COLS], y[ROWS];
+                tensor_new(type, ROWS, COLS, 300 + i, &t);
+                for (uint64_t at = 0; at < t.tensor.n_bytes; at += type->bytes) {
+                    memset(t.bytes + at, byte[b], type->bytes);
+                    for (const int *h = half_offsets(type->gguf_type); *h >= 0; h++) put_u16(t.bytes + at + *h, 0x2c00);
+                }
+                tensor_decode(&t);
+                for (int c = 0; c < COLS; c++) x[c] = (float)sign;
+                load_one(&t, &linear);
+                run(&linear, 1, x, NULL, false, y);
+                check_products(&t, 1, x, y, "8 bits, limits");
+                kvl_linear_free(&linear);
+                tensor_free(&t);
+            }
+}
+
+/* Zeros stay zeros; a NaN or an infinity is not rounded away. */
+static void special_activations(void **state)
+{
+    enum { ROWS = 16, COLS = 64 };
+    struct test_tensor t;
+    struct kvl_linear linear;
+    float x[COLS] = {0}, y[ROWS];
+    tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), ROWS, COLS, 400, &t);
+    load_one(&t, &linear);
+    run(&linear, 1, x, NULL, false, y);
+    for (int i = 0; i < ROWS; i++) assert_true(y[i] == 0.0f);
+    for (int infinite = 0; infinite < 2; infinite++) {
+        x[40] = infinite ? INFINITY : NAN;
+        run(&linear, 1, x, NULL, false, y);
+        for (int i = 0; i < ROWS; i++) assert_false(isfinite(y[i]));
+    }
+    kvl_linear_free(&linear);
+    tensor_free(&t);
+}
+
+/* ---- the rest ---- */
+
+static void tensors_that_do_not_fit_are_refused(void **state)
+{
+    struct test_tensor t[2];
+    struct kvl_linear linear;
+    const struct kvl_gguf_tensor *const tensors[] = {&t[0].tensor, &t[1].tensor};
+    tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), 32, 64, 500, &t[0]);
+    tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), 48, 64, 501, &t[1]);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, true, &linear), KVL_E_FORMAT); /* gate and value */
+    kvl_error_clear();
+    t[1].tensor.dim[0] = 96;
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, false, &linear), KVL_E_FORMAT);
+    kvl_error_clear();
+    t[1].tensor.dim[0] = 64;
+    t[1].tensor.type = KVL_GGUF_Q4_0;
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, false, &linear), KVL_E_FORMAT);
+    kvl_error_clear();
+    t[0].tensor.type = 77;
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, false, &linear), KVL_E_UNSUPPORTED);
+    kvl_error_clear();
+    t[0].tensor.type = KVL_GGUF_Q8_0;
+    kvl_linear_limit_part(100);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, false, &linear), KVL_E_DEVICE_MEM);
+    kvl_error_clear();
+    kvl_linear_limit_part(0);
+    for (int i = 0; i < 2; i++) tensor_free(&t[i]);
+}
+
+static void rms_norm(void **state)
+{
+    static const uint32_t sizes[] = {576, 32, 7, 100};
+    const float eps = 1e-5f;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const uint32_t n = sizes[s], T = 5;
+        struct kvl_rows x, y;
+        struct kvl_buffer *weight = NULL;
+        float *in = random_floats(T * n, 21), *w = random_floats(n, 22), *out = NULL, *again = NULL;
+        assert_ok(kvl_alloc(&out, T * n, sizeof *out));
+        assert_ok(kvl_alloc(&again, T * n, sizeof *again));
+        for (uint32_t i = 0; i < n; i++) in[n + i] = 0.0f; /* a row of zeros */
+        assert_ok(kvl_buffer_new(kvl_test_device, "test norm", -1, KVL_MEM_WEIGHTS, n * sizeof *w, false, &weight));
+        assert_ok(kvl_buffer_write(weight, 0, n * sizeof *w, w));
+        rows_new(T, n, in, CANARY, &x);
+        rows_new(T, n, NULL, CANARY, &y);
+        assert_ok(kvl_rms_norm_run(kernels, T, n, eps, weight, x, y));
+        rows_read(&y, T, n, CANARY, out);
+        for (uint32_t t = 0; t < T; t++) {
+            double squares = 0.0;
+            for (uint32_t i = 0; i < n; i++) squares += (double)in[t * n + i] * in[t * n + i];
+            for (uint32_t i = 0; i < n; i++) {
+                const double want = in[t * n + i] / sqrt(squares / n + eps) * w[i];
+                assert_true(fabs(out[t * n + i] - want) <= 2e-6 * fabs(want));
+            }
+        }
+        assert_ok(kvl_rms_norm_run(kernels, T, n, eps, weight, x, x));
+        rows_read(&x, T, n, CANARY, again);
+        assert_memory_equal(out, again, T * n * sizeof *out);
+        kvl_buffer_free(&weight);
+        kvl_buffer_free(&x.buffer);
+        kvl_buffer_free(&y.buffer);
+        kvl_free(&in);
+        kvl_free(&w);
+        kvl_free(&out);
+        kvl_free(&again);
+    }
+}
+
+static void new_kernels(void **state) { assert_ok(kvl_linear_kernels_new(kvl_test_device, &kernels)); }
+static void free_kernels(void **state) { kvl_linear_kernels_free(&kernels); }
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(new_kernels),
+    cmocka_unit_test(exact_products),
+    cmocka_unit_test(exact_products_of_odd_rows),
+    cmocka_unit_test(batches_do_not_change_exact_bits),
+    cmocka_unit_test(products_are_added),
+    cmocka_unit_test(gate_and_value),
+    cmocka_unit_test(tensors_are_joined),
+    cmocka_unit_test(products_in_8_bits),
+    cmocka_unit_test(sums_of_8_bits_do_not_overflow),
+    cmocka_unit_test(special_activations),
+    cmocka_unit_test(tensors_that_do_not_fit_are_refused),
+    cmocka_unit_test(rms_norm),
+    cmocka_unit_test(free_kernels),
+};
+
+int main(void) { return KVL_ON_EACH_DEVICE(tests); }
