@@ -9,10 +9,10 @@
  *
  * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t
  *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x
- * optional (KVL_HAS_SCORES)
+ * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_SCORES)
  *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
  *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE
- * optional (KVL_HAS_ACCUMULATE)
+ * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_ACCUMULATE)
  *           void  KVL_FN(accumulate)(block, table, t0, p, acc)      acc[r * KVL_D + c] += sum_i p[r * KVL_B + i] * token t0 + i
  *
  * block points to a page of this role, 16-byte aligned at least as its shape() asked; slots never written hold zeros.

@@ -10,10 +10,11 @@ kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_col
     for (uint b = 0; b < n_blocks; b++) {
         float16 o[32];
         w_load32(panel, b, o);
-        for (uint k = 0; k < min(32u, n_cols - b * 32); k++) {
+#pragma unroll
+        for (uint k = 0; k < 32; k++) {
             float lane[16];
             vstore16(o[k], 0, lane);
-            y[b * 32 + k] = lane[row % 16];
+            if (b * 32 + k < n_cols) y[b * 32 + k] = lane[row % 16];
         }
     }
 }

@@ -43,17 +43,25 @@ kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_bloc
 }
 
 #ifdef KVL_W_RUN
-/* 32 activations to codes in -127..127; returns (scale, sum of codes). A NaN or infinity among them makes the scale NaN. */
+/* The largest of 16 magnitudes, compared as integers: any NaN is larger than infinity, which is larger than the rest. */
+float kvl_largest16(uint16 bits)
+{
+    const uint8 a = max(bits.lo, bits.hi);
+    const uint4 b = max(a.lo, a.hi);
+    const uint2 c = max(b.lo, b.hi);
+    return as_float(max(c.x, c.y));
+}
+
+/* 32 activations to codes in -127..127; returns (scale, sum of codes). The scale is not finite if one of them is not. */
 float2 kvl_quantize32(const global float *x, local short *code)
 {
     const float16 a = vload16(0, x), b = vload16(1, x);
-    const float largest = kvl_max16(fmax(fabs(a), fabs(b)));
+    const float largest = kvl_largest16(max(as_uint16(a) & 0x7fffffffu, as_uint16(b) & 0x7fffffffu));
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     const float16 low = rint(a * inverse), high = rint(b * inverse);
-    const float sum = kvl_sum16(low + high);
     vstore16(convert_short16(convert_int16(low)), 0, code);
     vstore16(convert_short16(convert_int16(high)), 1, code);
-    return (float2)(largest / 127.0f + 0.0f * sum, sum);
+    return (float2)(largest / 127.0f, kvl_sum16(low + high));
 }
 
 /* Sum of code[k] * x[k] over one scale group, in runs that fit in 16 bits. */

@@ -26,13 +26,14 @@ static kvl_status load_kernels(struct kvl_cache *cache, uint32_t l)
     kvl_status status = KVL_OK;
     struct layer_kernels *k = &cache->kernels[l];
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    struct kvl_program *one = NULL, *tile = NULL;
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, 1, &one));
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, cache->prefill_tile, &tile));
-    KVL_TRY(kvl_kernel_get(one, "kvl_rope", &k->rope));
-    KVL_TRY(kvl_kernel_get(one, "kvl_seal", &k->seal));
-    KVL_TRY(kvl_kernel_get(one, "kvl_keep_exact", &k->keep));
-    KVL_TRY(kvl_kernel_get(one, "kvl_decode_rows", &k->decode_rows));
+    struct kvl_program *store = NULL, *one = NULL, *tile = NULL;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "store.cl", 1, &store));
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "attend.cl", 1, &one));
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "attend.cl", cache->prefill_tile, &tile));
+    KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
+    KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
+    KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
+    KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
     KVL_TRY(kvl_kernel_get(one, "kvl_attend", &k->attend[0]));
     KVL_TRY(kvl_kernel_get(tile, "kvl_attend", &k->attend[1]));
     if (l == 0) KVL_TRY(kvl_kernel_get(one, "kvl_merge", &cache->merge));
@@ -136,7 +137,7 @@ static void push_slabs(struct call *call, const struct kvl_cache *cache)
     for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(cache->slab[i]));
 }
 
-/* KVL_VIEW_PARAMS of cl/cache.cl. */
+/* KVL_VIEW_PARAMS of cl/cache_view.cl. */
 static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -231,7 +232,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
     const uint64_t seen = tokens_seen(layer, cache->position, n);
     const struct kvl_work work = {.bytes = seen * layer->token_bytes / tile, .flops = 4 * seen * dims->n_head * dims->head_dim};
-    const size_t group = kvl_device_caps(cache->device)->type == KVL_DEVICE_CPU ? 1 : 64;
+    const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
     struct call call = {0};
     push_slabs(&call, cache);
     push(&call, KVL_BUF(cache->table));

@@ -1,5 +1,6 @@
 #include "compose.h"
 #include <stdio.h>
+#include <string.h>
 
 enum { PREFILL_ROWS = 12, GPU_GROUP = 64, BLOCK_TOKENS = 64 };
 
@@ -7,6 +8,11 @@ uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims)
 {
     const uint32_t rows_a_token = dims->n_head / dims->n_kv_head;
     return rows_a_token >= PREFILL_ROWS ? 1 : PREFILL_ROWS / rows_a_token;
+}
+
+struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
+{
+    return (struct kvl_compose_target){.group = caps->float_width > 1 ? 1 : GPU_GROUP, .vectors = caps->float_width > 1};
 }
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
@@ -63,7 +69,7 @@ done:
 }
 
 static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
-                               bool is_cpu)
+                               struct kvl_compose_target target)
 {
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
     const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
@@ -73,7 +79,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         uint32_t value;
     } sizes[] = {
         {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
-        {"B", block}, {"SLICE", is_cpu ? block : 16}, {"WG", is_cpu ? 1 : GPU_GROUP}, {"EXACT_HALF", !plan->config.exact},
+        {"B", block}, {"SLICE", target.vectors ? block : 1}, {"WG", target.group}, {"VECTORS", target.vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_AUX", k->shape.aux_floats},
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0},
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
@@ -81,30 +87,46 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         KVL_TRY(kvl_text_printf(text, "#define KVL_%s %u\n", sizes[i].name, sizes[i].value));
-    KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", is_cpu ? "private" : "local"));
+    KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", target.group == 1 ? "private" : "local"));
 done:
     return status;
 }
 
-kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
-                               struct kvl_program **out)
+kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
+                       struct kvl_compose_target target, struct kvl_composition *out)
 {
     kvl_status status = KVL_OK;
-    struct kvl_text sizes = {0}, bodies = {0};
-    KVL_TRY(append_sizes(&sizes, plan, layer, tile, kvl_device_caps(device)->type == KVL_DEVICE_CPU));
-    KVL_TRY(append_slabs(&bodies, plan->n_slabs));
-    KVL_TRY(append_body(&bodies, &layer->side[KVL_SIDE_K], "k", true));
-    KVL_TRY(append_body(&bodies, &layer->side[KVL_SIDE_V], "v", false));
-    const struct kvl_source parts[] = {
-        {"sizes", sizes.data},
+    *out = (struct kvl_composition){0};
+    KVL_TRY(append_sizes(&out->sizes, plan, layer, tile, target));
+    KVL_TRY(append_slabs(&out->bodies, plan->n_slabs));
+    KVL_TRY(append_body(&out->bodies, &layer->side[KVL_SIDE_K], "k", true));
+    KVL_TRY(append_body(&out->bodies, &layer->side[KVL_SIDE_V], "v", false));
+    const struct kvl_source parts[KVL_COMPOSITION_PARTS] = {
+        {"sizes", out->sizes.data},
         {"platform.cl", kvl_source_text("platform.cl")},
         {"contract.cl", kvl_source_text("contract.cl")},
-        {"bodies", bodies.data},
-        {"cache.cl", kvl_source_text("cache.cl")},
+        {"bodies", out->bodies.data},
+        {"cache_view.cl", kvl_source_text("cache_view.cl")},
+        {kernels, kvl_source_text(kernels)},
     };
-    KVL_TRY(kvl_program_get(device, parts, sizeof parts / sizeof parts[0], "", out));
+    memcpy(out->parts, parts, sizeof parts);
 done:
-    kvl_text_free(&sizes);
-    kvl_text_free(&bodies);
+    if (status != KVL_OK) kvl_composition_free(out);
+    return status;
+}
+
+void kvl_composition_free(struct kvl_composition *composition)
+{
+    kvl_text_free(&composition->sizes);
+    kvl_text_free(&composition->bodies);
+}
+
+kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer,
+                               const char *kernels, uint32_t tile, struct kvl_program **out)
+{
+    struct kvl_composition composition;
+    kvl_status status = kvl_compose(plan, layer, kernels, tile, kvl_compose_target_of(kvl_device_caps(device)), &composition);
+    if (status == KVL_OK) status = kvl_program_get(device, composition.parts, KVL_COMPOSITION_PARTS, "", out);
+    kvl_composition_free(&composition);
     return status;
 }

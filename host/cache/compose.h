@@ -5,9 +5,27 @@
 #include "plan.h"
 #include "text.h"
 
-/* tile: query tokens that share a read. Names of the kernels: cl/cache.cl. */
-kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
-                               struct kvl_program **out);
+/* The parts of a program's text; it owns what was written for it. */
+enum { KVL_COMPOSITION_PARTS = 6 };
+struct kvl_composition {
+    struct kvl_text sizes, bodies;
+    struct kvl_source parts[KVL_COMPOSITION_PARTS];
+};
+/* What the text is specialised for. */
+struct kvl_compose_target {
+    uint32_t group; /* work-items that share a tile: 1 where vectors are registers, 64 where they are work-items */
+    bool vectors;   /* bodies work on float16 (KVL_VECTORS) */
+};
+struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps);
+
+/* Needs no device. kernels: "store.cl" or "attend.cl". tile: query tokens that share a read. */
+kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
+                       struct kvl_compose_target target, struct kvl_composition *out);
+void kvl_composition_free(struct kvl_composition *composition);
+
+/* The same, built for a device. */
+kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer,
+                               const char *kernels, uint32_t tile, struct kvl_program **out);
 /* Query tokens of a prefill tile for these dims. */
 uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims);
 

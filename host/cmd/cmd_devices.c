@@ -63,6 +63,7 @@ static cJSON *device_json(size_t index, const struct kvl_caps *c, const struct k
     } numbers[] = {{"compute_units", c->compute_units},
                    {"max_work_group", c->max_work_group},
                    {"clock_mhz", c->clock_mhz},
+                   {"float_width", c->float_width},
                    {"global_bytes", (double)c->global_bytes},
                    {"max_alloc_bytes", (double)c->max_alloc_bytes},
                    {"local_bytes", (double)c->local_bytes},

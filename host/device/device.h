@@ -19,6 +19,7 @@ struct kvl_caps {
     char platform[64], name[128], vendor[128], driver[128], version[128], c_version[64];
     enum kvl_device_type type;
     uint32_t compute_units, max_work_group, clock_mhz;
+    uint32_t float_width; /* CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT: 1 = vectors are work-items, more = SIMD registers */
     uint64_t global_bytes, max_alloc_bytes, local_bytes, constant_bytes;
     bool local_is_dedicated; /* CL_LOCAL rather than CL_GLOBAL */
     bool fp16;               /* cl_khr_fp16 */
@@ -35,7 +36,7 @@ struct kvl_device;
 
 /* Opens a device. choice: an index of kvl_device_list ("0"), a type ("cpu", "gpu"), or a part of name or platform
  * (case-insensitive); NULL = $KVLAB_DEVICE, and if that is unset the first GPU, else the first CPU.
- * No match: KVL_E_USAGE with the list of devices. Caps named in $KVLAB_MASK (comma list of fp16, subgroups, int_dot) are cleared: for tests. */
+ * No match: KVL_E_USAGE with the list of devices. Caps named in $KVLAB_MASK (comma list of fp16, subgroups, int_dot, vectors) are cleared: for tests. */
 kvl_status kvl_device_open(const char *choice, struct kvl_device **out);
 void kvl_device_close(struct kvl_device **device); /* blocks; warns about buffers still in the ledger */
 const struct kvl_caps *kvl_device_caps(const struct kvl_device *device);
@@ -96,6 +97,9 @@ struct kvl_program;
  * Programs are owned by the device and shared: the same text and options give the same program. */
 kvl_status kvl_program_get(struct kvl_device *device, const struct kvl_source *parts, size_t n_parts, const char *options,
                            struct kvl_program **out);
+/* The text that kvl_program_get would build on a device with these caps; appends. Needs no device. */
+struct kvl_text;
+kvl_status kvl_program_text(const struct kvl_caps *caps, const struct kvl_source *parts, size_t n_parts, struct kvl_text *text);
 /* sha256 over all programs built so far in order of first use (the "final CL source" of a run). */
 kvl_status kvl_device_source_sha256(const struct kvl_device *device, char hex[65]);
 

@@ -36,6 +36,7 @@ static const struct {
     ROW(CL_DEVICE_MAX_COMPUTE_UNITS, compute_units),
     ROW(CL_DEVICE_MAX_WORK_GROUP_SIZE, max_work_group),
     ROW(CL_DEVICE_MAX_CLOCK_FREQUENCY, clock_mhz),
+    ROW(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT, float_width),
     ROW(CL_DEVICE_GLOBAL_MEM_SIZE, global_bytes),
     ROW(CL_DEVICE_MAX_MEM_ALLOC_SIZE, max_alloc_bytes),
     ROW(CL_DEVICE_LOCAL_MEM_SIZE, local_bytes),

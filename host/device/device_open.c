@@ -48,12 +48,12 @@ static kvl_status fail_no_match(const struct kvl_found *list, size_t n, const ch
 {
     struct kvl_text text = {0};
     for (size_t i = 0; i < n; i++)
-        if (kvl_text_printf(&text, "\n  %zu  %s (%s, %s)", i, list[i].caps.name, list[i].caps.platform,
+        if (kvl_text_printf(&text, "%s %zu = %s (%s, %s)", i ? "," : "", i, list[i].caps.name, list[i].caps.platform,
                             kvl_device_type_name[list[i].caps.type]) != KVL_OK)
             break;
     const kvl_status status =
         kvl_fail(KVL_E_USAGE, "no device matches '%s'; there %s%s", choice,
-                 n == 0 ? "is none" : "are (use the number, cpu, gpu or a part of the name):", text.data ? text.data : "");
+                 n == 0 ? "is none" : "are (give a number, cpu, gpu or a part of a name)", text.data ? text.data : "");
     kvl_text_free(&text);
     return status;
 }
@@ -71,9 +71,10 @@ static kvl_status mask_one(struct kvl_caps *caps, const char *word)
 {
     static const char *const names[] = {"fp16", "subgroups", "int_dot"};
     bool *const members[] = {&caps->fp16, &caps->subgroups, &caps->int_dot};
+    if (strcmp(word, "vectors") == 0) return caps->float_width = 1, KVL_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(word, names[i]) == 0) return *members[i] = false, KVL_OK;
-    return kvl_fail(KVL_E_USAGE, "KVLAB_MASK: '%s' is not a capability; use a comma list of fp16, subgroups, int_dot", word);
+    return kvl_fail(KVL_E_USAGE, "KVLAB_MASK: '%s' is not a capability; use a comma list of fp16, subgroups, int_dot, vectors", word);
 }
 
 static kvl_status mask_caps(struct kvl_caps *caps)

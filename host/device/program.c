@@ -18,7 +18,7 @@ const char *kvl_source_text(const char *name)
     return kvl_embedded_text(path);
 }
 
-static kvl_status compose(const struct kvl_caps *caps, const struct kvl_source *parts, size_t n_parts, struct kvl_text *text)
+kvl_status kvl_program_text(const struct kvl_caps *caps, const struct kvl_source *parts, size_t n_parts, struct kvl_text *text)
 {
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_text_printf(text,
@@ -193,7 +193,7 @@ kvl_status kvl_program_get(struct kvl_device *device, const struct kvl_source *p
     struct kvl_text text = {0}, flags = {0};
     struct kvl_program *program = NULL, **link;
     char sha256[65];
-    KVL_TRY(compose(&device->caps, parts, n_parts, &text));
+    KVL_TRY(kvl_program_text(&device->caps, parts, n_parts, &text));
     KVL_TRY(kvl_text_printf(&flags, "-cl-std=%s %s", language(&device->caps), options ? options : ""));
     KVL_TRY(digest((const char *const[]){text.data, flags.data}, 2, sha256));
     link = find(device, sha256);

@@ -9,22 +9,12 @@
 #include <string.h>
 #include <time.h>
 
-/* Launch times of one kernel; all are kept, because the median needs them. */
-struct kernel_times {
-    const char *name;
-    double *ns;
-    size_t n, room;
-    struct kvl_work work; /* sums */
-};
-
 struct kvl_record {
     struct kvl_record_config config;
     struct kvl_runfile *file;   /* NULL: --no-run-file */
     struct kvl_text spec, base; /* resolved */
     struct kvl_cache_bytes bytes;
-    struct kvl_peaks peaks;
-    struct kernel_times *kernel;
-    size_t n_kernels;
+    struct kvl_profile profile;
     uint64_t start_ns;
     int steps, table, kernels; /* table numbers */
 };
@@ -34,7 +24,7 @@ struct kvl_record {
 static const struct kvl_column step_columns[] = {
     {"t_ns", "ns", "wall time since the start of the run, at the end of the step", KVL_COL_U64},
     {"duration_ns", "ns", "wall time of the step", KVL_COL_U64},
-    {"phase", "1", "what the step did", KVL_COL_TEXT, 16},
+    {"phase", "1", "what the step did", KVL_COL_TEXT, KVL_PHASE_BYTES - 1},
     {"tokens", "1", "tokens forward-passed in the step", KVL_COL_U64},
     {"kept", "1", "tokens in the cache after the step", KVL_COL_U64},
     {"resident_bytes", "byte", "cache memory after the step, all classes but scratch", KVL_COL_U64},
@@ -42,6 +32,7 @@ static const struct kvl_column step_columns[] = {
     {"launches", "1", "kernels the session enqueued in the step", KVL_COL_U64},
 };
 static const struct kvl_column kernel_columns[] = {
+    {"phase", "1", "phase of the steps that launched it", KVL_COL_TEXT, KVL_PHASE_BYTES - 1},
     {"name", "1", "kernel", KVL_COL_TEXT, 64},
     {"calls", "1", "launches", KVL_COL_U64},
     {"ns_min", "ns", "shortest launch", KVL_COL_F64},
@@ -51,7 +42,8 @@ static const struct kvl_column kernel_columns[] = {
     {"bytes", "byte", "bytes worked through by all launches, 0 if not stated", KVL_COL_U64},
     {"flops", "1", "operations of all launches, 0 if not stated", KVL_COL_U64},
     {"gbps", "GB s-1", "bytes / ns_sum", KVL_COL_F64},
-    {"peak_share", "1", "gbps / measured read bandwidth of the device", KVL_COL_F64},
+    {"gflops", "ns-1", "operations / ns_sum", KVL_COL_F64},
+    {"peak_share", "1", "share of the measured peak that limits it: gbps of read bandwidth or gflops of multiply-add rate", KVL_COL_F64},
 };
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -99,7 +91,7 @@ static size_t config_entries(const struct kvl_record *r, struct entry entry[CONF
     entry[n++] = (struct entry){"model", c->model->name};
     entry[n++] = (struct entry){"model_sha256", c->model->sha256};
     entry[n++] = (struct entry){"tokenizer_sha256", kvl_tokenizer_sha256(c->model->tokenizer)};
-    entry[n++] = (struct entry){"text_sha256", c->text_sha256};
+    if (c->text_sha256) entry[n++] = (struct entry){"text_sha256", c->text_sha256};
     entry[n++] = (struct entry){"protocol", kvl_protocol_name[c->protocol]};
     entry[n++] = (struct entry){"ubatch", NULL, c->ubatch};
     entry[n++] = (struct entry){"n_ctx", NULL, c->n_ctx};
@@ -201,11 +193,9 @@ static kvl_status put_device(struct kvl_record *r)
     for (size_t i = 0; i < COUNT(texts); i++) KVL_TRY(kvl_runfile_text(r->file, "/device", texts[i].name, texts[i].value));
     KVL_TRY(put_facts(r->file, "/device", facts, COUNT(facts)));
     if (r->config.profile) {
-        KVL_TRY(kvl_device_measure(r->config.device, &r->peaks));
-        const struct kvl_fact peaks[] = {{"read_gbps", r->peaks.read_gbps},
-                                         {"copy_gbps", r->peaks.copy_gbps},
-                                         {"fma_gflops", r->peaks.fma_gflops},
-                                         {"launch_us", r->peaks.launch_us}};
+        const struct kvl_peaks *p = &r->profile.peaks;
+        const struct kvl_fact peaks[] = {
+            {"read_gbps", p->read_gbps}, {"copy_gbps", p->copy_gbps}, {"fma_gflops", p->fma_gflops}, {"launch_us", p->launch_us}};
         KVL_TRY(put_facts(r->file, "/device", peaks, COUNT(peaks)));
     }
 done:
@@ -238,8 +228,7 @@ static void free_record(struct kvl_record **record)
 {
     struct kvl_record *r = *record;
     if (!r) return;
-    for (size_t i = 0; i < r->n_kernels; i++) kvl_free(&r->kernel[i].ns);
-    kvl_free(&r->kernel);
+    kvl_profile_free(&r->profile);
     kvl_text_free(&r->spec);
     kvl_text_free(&r->base);
     kvl_free(record);
@@ -253,6 +242,7 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
     r->config = *config;
     KVL_TRY(kvl_spec_resolved(config->spec, &r->spec));
     if (config->base) KVL_TRY(kvl_spec_resolved(config->base, &r->base));
+    if (config->profile) KVL_TRY(kvl_device_measure(config->device, &r->profile.peaks));
     if (!config->no_file) KVL_TRY(create_file(r));
     kvl_profile_on(config->device, config->profile);
     r->start_ns = kvl_now_ns();
@@ -266,52 +256,30 @@ done:
 
 /* ---- steps ---- */
 
-static kvl_status find_kernel(struct kvl_record *r, const char *name, struct kernel_times **out)
-{
-    for (size_t i = 0; i < r->n_kernels; i++) {
-        *out = &r->kernel[i];
-        if (strcmp(r->kernel[i].name, name) == 0) return KVL_OK;
-    }
-    const kvl_status status = kvl_realloc(&r->kernel, r->n_kernels + 1, sizeof *r->kernel);
-    if (status != KVL_OK) return status;
-    *out = &r->kernel[r->n_kernels++];
-    **out = (struct kernel_times){.name = name};
-    return KVL_OK;
-}
-
 /* Takes the launch times since the last call, so that the device need not keep the events of a whole run. */
-static kvl_status collect_kernel_times(struct kvl_record *r)
+static kvl_status collect_kernel_times(struct kvl_record *r, const char *phase, uint64_t duration_ns)
 {
     kvl_status status = KVL_OK;
     struct kvl_sample *sample = NULL;
     size_t n = 0;
     if (!r->config.profile) return KVL_OK;
     KVL_TRY(kvl_profile_take(r->config.device, &sample, &n));
-    for (size_t i = 0; i < n; i++) {
-        struct kernel_times *k = NULL;
-        KVL_TRY(find_kernel(r, sample[i].kernel, &k));
-        if (k->n == k->room) {
-            KVL_TRY(kvl_realloc(&k->ns, k->room ? 2 * k->room : 64, sizeof *k->ns));
-            k->room = k->room ? 2 * k->room : 64;
-        }
-        k->ns[k->n++] = (double)(sample[i].end_ns - sample[i].start_ns);
-        k->work.bytes += sample[i].work.bytes;
-        k->work.flops += sample[i].work.flops;
-    }
+    KVL_TRY(kvl_profile_add(&r->profile, phase, duration_ns, sample, n));
 done:
     kvl_free(&sample);
     return status;
 }
 
-kvl_status kvl_record_step(struct kvl_record *r, const struct kvl_session *session, const char *phase, uint64_t n_tokens,
+kvl_status kvl_record_step(struct kvl_record *r, struct kvl_session *session, const char *phase, uint64_t n_tokens,
                            uint64_t duration_ns, const struct kvl_counters *before)
 {
     kvl_status status = KVL_OK;
+    KVL_TRY(collect_kernel_times(r, phase, duration_ns));
     if (!r->file) return KVL_OK;
     struct kvl_counters now;
     struct kvl_cache_bytes bytes;
     kvl_session_counters(session, &now);
-    kvl_session_bytes(session, &bytes);
+    KVL_TRY(kvl_session_bytes(session, &bytes));
     const struct kvl_counters none = {0}, *from = before ? before : &none;
     const union kvl_cell cells[COUNT(step_columns)] = {
         {.u64 = kvl_now_ns() - r->start_ns},
@@ -324,7 +292,6 @@ kvl_status kvl_record_step(struct kvl_record *r, const struct kvl_session *sessi
         {.u64 = now.launches - from->launches},
     };
     KVL_TRY(kvl_runfile_row(r->file, r->steps, cells));
-    KVL_TRY(collect_kernel_times(r));
 done:
     return status;
 }
@@ -431,11 +398,11 @@ static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[C
     memcpy(facts, all, sizeof all);
 }
 
-kvl_status kvl_record_memory(struct kvl_record *r, const struct kvl_session *session)
+kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
     struct kvl_fact facts[CACHE_FACTS];
-    kvl_session_bytes(session, &r->bytes);
+    KVL_TRY(kvl_session_bytes(session, &r->bytes));
     if (!r->file) return KVL_OK;
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
@@ -448,29 +415,23 @@ done:
 
 /* ---- the end ---- */
 
-static int compare_doubles(const void *a, const void *b)
+static kvl_status put_kernel(struct kvl_record *r, struct kvl_kernel_times *k)
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static kvl_status put_kernel(struct kvl_record *r, struct kernel_times *k)
-{
-    double sum = 0.0;
-    for (size_t i = 0; i < k->n; i++) sum += k->ns[i];
-    qsort(k->ns, k->n, sizeof *k->ns, compare_doubles);
-    const double gbps = sum > 0.0 ? (double)k->work.bytes / sum : 0.0;
+    struct kvl_kernel_summary sum;
+    kvl_kernel_summarize(&r->profile, k, &sum);
     const union kvl_cell cells[COUNT(kernel_columns)] = {
-        {.text = k->name},
+        {.text = r->profile.phase[k->phase].name},
+        {.text = k->kernel},
         {.u64 = k->n},
-        {.f64 = k->ns[0]},
-        {.f64 = 0.5 * (k->ns[(k->n - 1) / 2] + k->ns[k->n / 2])},
-        {.f64 = k->ns[k->n - 1]},
-        {.f64 = sum},
+        {.f64 = sum.ns_min},
+        {.f64 = sum.ns_median},
+        {.f64 = sum.ns_max},
+        {.f64 = sum.ns_sum},
         {.u64 = k->work.bytes},
         {.u64 = k->work.flops},
-        {.f64 = gbps},
-        {.f64 = r->peaks.read_gbps > 0.0 ? gbps / r->peaks.read_gbps : NAN},
+        {.f64 = sum.gbps},
+        {.f64 = sum.gflops},
+        {.f64 = sum.peak_share},
     };
     return kvl_runfile_row(r->file, r->kernels, cells);
 }
@@ -479,8 +440,7 @@ static kvl_status finish_file(struct kvl_record *r)
 {
     kvl_status status = KVL_OK;
     char source[65];
-    KVL_TRY(collect_kernel_times(r));
-    for (size_t i = 0; i < r->n_kernels; i++) KVL_TRY(put_kernel(r, &r->kernel[i]));
+    for (size_t i = 0; i < r->profile.n_kernels; i++) KVL_TRY(put_kernel(r, &r->profile.kernel[i]));
     KVL_TRY(kvl_device_source_sha256(r->config.device, source));
     KVL_TRY(kvl_runfile_text(r->file, "/config", "cl_source_sha256", source));
     KVL_TRY(kvl_runfile_commit(r->file));
@@ -515,6 +475,8 @@ kvl_status kvl_record_close(struct kvl_record **record, kvl_status status)
 }
 
 /* ---- for people and for scripts ---- */
+
+struct kvl_profile *kvl_record_profile(struct kvl_record *r) { return &r->profile; }
 
 kvl_status kvl_json_facts(cJSON *object, const struct kvl_fact *facts, size_t n)
 {

@@ -2,6 +2,7 @@
  * Also their JSON twin, so that both carry the same names. */
 #ifndef KVL_RUNRECORD_H
 #define KVL_RUNRECORD_H
+#include "kerneltimes.h"
 #include "runfile.h"
 #include "session.h"
 #include <cjson/cJSON.h>
@@ -29,7 +30,7 @@ struct kvl_record_config {
     enum kvl_protocol protocol;
     uint32_t ubatch, n_ctx;
     bool exact;
-    const char *text_sha256;
+    const char *text_sha256; /* NULL = the run has no text */
     const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
     size_t n_settings;
     const struct kvl_record_table *table; /* NULL = none */
@@ -41,7 +42,7 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
 
 /* A row of /steps: n tokens went through `session` in duration_ns. before: the session's counters before the step (NULL: it was new
  * or reset). */
-kvl_status kvl_record_step(struct kvl_record *record, const struct kvl_session *session, const char *phase, uint64_t n_tokens,
+kvl_status kvl_record_step(struct kvl_record *record, struct kvl_session *session, const char *phase, uint64_t n_tokens,
                            uint64_t duration_ns, const struct kvl_counters *before);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
@@ -49,11 +50,14 @@ kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells
 kvl_status kvl_record_summary(struct kvl_record *record, const struct kvl_fact *facts, size_t n);
 /* /memory: bytes by class and layer from the ledger, and the session's cache. Call while the sessions are alive, at their fullest.
  */
-kvl_status kvl_record_memory(struct kvl_record *record, const struct kvl_session *session);
+kvl_status kvl_record_memory(struct kvl_record *record, struct kvl_session *session);
 
 /* Kernel times, the final CL source, the status of the run; then closes. status: what the run returned; returns it, or the error of
  * closing. Says the file's path on stderr; an interrupted or failed run keeps its rows under <path>.part. */
 kvl_status kvl_record_close(struct kvl_record **record, kvl_status status);
+
+/* The kernel times of the steps recorded so far, with the device's peaks; empty without config.profile. */
+struct kvl_profile *kvl_record_profile(struct kvl_record *record);
 
 /* The keys that every command's JSON has. Call after kvl_record_memory and before kvl_record_close. */
 kvl_status kvl_record_json(const struct kvl_record *record, cJSON *object);

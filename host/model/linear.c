@@ -40,6 +40,18 @@ static uint64_t column_bytes(const struct kvl_quant_type *type)
     return type->block < COLUMN ? (uint64_t)COLUMN / type->block * type->bytes : type->bytes;
 }
 
+static uint64_t panel_bytes_of(const struct kvl_quant_type *type, uint64_t cols)
+{
+    return round_up(cols, COLUMN) / (type->block < COLUMN ? COLUMN : type->block) * column_bytes(type) * PANEL_ROWS;
+}
+
+static uint64_t panels_of(uint64_t rows, bool swiglu) { return round_up(rows, PANEL_ROWS) / PANEL_ROWS * (swiglu ? 2 : 1); }
+
+uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool swiglu)
+{
+    return panels_of(rows, swiglu) * panel_bytes_of(type, cols);
+}
+
 /* 16 rows (NULL: zeros) of row_bytes each, interleaved word by word. `panel` is zeroed. */
 static void pack_panel(const uint8_t *const rows[PANEL_ROWS], uint64_t row_bytes, uint64_t unit, uint8_t *panel)
 {
@@ -105,13 +117,9 @@ kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int lay
     linear.swiglu = swiglu;
     linear.cols = tensors[0]->dim[0];
     for (size_t i = 0; i < n; i++) linear.rows += tensors[i]->dim[1];
-    linear.n_panels = round_up(linear.rows, PANEL_ROWS) / PANEL_ROWS;
-    if (swiglu) {
-        linear.rows /= 2;
-        linear.n_panels = round_up(linear.rows, PANEL_ROWS) / PANEL_ROWS * 2;
-    }
-    const uint64_t columns = round_up(linear.cols, COLUMN) / (linear.type->block < COLUMN ? COLUMN : linear.type->block);
-    linear.panel_bytes = columns * column_bytes(linear.type) * PANEL_ROWS;
+    if (swiglu) linear.rows /= 2;
+    linear.n_panels = panels_of(linear.rows, swiglu);
+    linear.panel_bytes = panel_bytes_of(linear.type, linear.cols);
 
     uint64_t limit = kvl_device_caps(device)->max_alloc_bytes;
     if (part_limit != 0) limit = min_u64(limit, part_limit);
@@ -150,19 +158,22 @@ void kvl_linear_free(struct kvl_linear *linear)
 
 enum variant { GEMM, EMBED, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4, VARIANTS };
 
+/* Helpers on float16 in platform.cl. */
+#define VECTORS "-DKVL_VECTORS=1"
+
 /* tokens: how many the kernel is compiled for (GEMV). */
 static const struct {
     const char *file, *kernel, *options;
     uint32_t tokens;
 } variants[VARIANTS] = {
-    [GEMM] = {"gemm.cl", "kvl_gemm", "", 0},
-    [EMBED] = {"embed.cl", "kvl_embed", "", 0},
-    [GEMV_1] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=1", 1},
-    [GEMV_2] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=2", 2},
-    [GEMV_4] = {"gemv.cl", "kvl_gemv", "-DKVL_GEMV_T=4", 4},
-    [INT8_1] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=1", 1},
-    [INT8_2] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=2", 2},
-    [INT8_4] = {"gemv.cl", "kvl_gemv_int8", "-DKVL_GEMV_T=4", 4},
+    [GEMM] = {"gemm.cl", "kvl_gemm", VECTORS, 0},
+    [EMBED] = {"embed.cl", "kvl_embed", VECTORS, 0},
+    [GEMV_1] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=1", 1},
+    [GEMV_2] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=2", 2},
+    [GEMV_4] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=4", 4},
+    [INT8_1] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=1", 1},
+    [INT8_2] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=2", 2},
+    [INT8_4] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=4", 4},
 };
 enum { KVL_FEW_TOKENS = 4 };
 
@@ -199,20 +210,30 @@ void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels)
 
 static struct kvl_source cl_file(const char *name) { return (struct kvl_source){name, kvl_source_text(name)}; }
 
+bool kvl_linear_program(const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out)
+{
+    if (i >= VARIANTS) return false;
+    *out = (struct kvl_linear_program){.kernel = variants[i].kernel,
+                                       .options = variants[i].options,
+                                       .parts = {cl_file("platform.cl"),
+                                                 cl_file("weight/panel.cl"),
+                                                 {type->device_source, kvl_embedded_text(type->device_source)},
+                                                 cl_file("weight/codes.cl"),
+                                                 cl_file("epilogue.cl"),
+                                                 cl_file(variants[i].file)}};
+    return true;
+}
+
 static kvl_status get_kernel(struct kvl_linear_kernels *kernels, const struct kvl_quant_type *type, enum variant v, struct kvl_kernel **out)
 {
     kvl_status status = KVL_OK;
     struct kvl_kernel **kernel = &kernels->of_type[type - kvl_quant_types][v];
     if (*kernel == NULL) {
         struct kvl_program *program;
-        const struct kvl_source parts[] = {cl_file("platform.cl"),
-                                           cl_file("weight/panel.cl"),
-                                           {type->device_source, kvl_embedded_text(type->device_source)},
-                                           cl_file("weight/codes.cl"),
-                                           cl_file("epilogue.cl"),
-                                           cl_file(variants[v].file)};
-        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, variants[v].options, &program));
-        KVL_TRY(kvl_kernel_get(program, variants[v].kernel, kernel));
+        struct kvl_linear_program text;
+        kvl_linear_program(type, v, &text);
+        KVL_TRY(kvl_program_get(kernels->device, text.parts, KVL_LINEAR_PARTS, text.options, &program));
+        KVL_TRY(kvl_kernel_get(program, text.kernel, kernel));
     }
     *out = *kernel;
 done:
@@ -222,6 +243,11 @@ done:
 /* Local memory of the 8-bit GEMV: codes (i16) and (scale, sum) a block. */
 static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
 static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
+
+/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, about 250 of which a block of 32
+ * columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each. */
+enum { CUT_MOST_COLS = 6144 };
+static bool loops_are_cut(const struct kvl_caps *caps) { return strcmp(caps->platform, "rusticl") == 0 && caps->type == KVL_DEVICE_CPU; }
 
 static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
@@ -256,7 +282,9 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
                           KVL_U64(x.offset), KVL_U64(x.stride), KVL_U32(T), KVL_U32(chunk), KVL_BUF(y.buffer), y_offset,
                           KVL_U64(y.stride), KVL_U32(epilogue));
     }
-    const size_t global[3] = {min_u64(n_pairs, (uint64_t)kvl_device_caps(device)->compute_units * GEMV_GROUPS), 1, 1};
+    const struct kvl_caps *caps = kvl_device_caps(device);
+    const uint64_t most_groups = loops_are_cut(caps) ? n_pairs : (uint64_t)caps->compute_units * GEMV_GROUPS;
+    const size_t global[3] = {min_u64(n_pairs, most_groups), 1, 1};
     const struct kvl_arg args[] = {w,
                                    panels,
                                    KVL_U32(n_blocks),
@@ -281,9 +309,20 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
 {
     kvl_status status = KVL_OK;
     assert(T > 0 && !(add && linear->swiglu));
-    assert(x.stride >= round_up(linear->cols, COLUMN) || T == 1);
-    const enum variant v = choose(kernels, linear, T, exact);
-    for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, y, add));
+    assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
+    const struct kvl_caps *caps = kvl_device_caps(kernels->device);
+    const uint32_t most = loops_are_cut(caps) ? 1 : T;
+    if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
+                        caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);
+    if (T > KVL_FEW_TOKENS) exact = true;
+    for (uint32_t done = 0; done < T; done += most) {
+        const uint32_t n = (uint32_t)min_u64(most, T - done);
+        const enum variant v = choose(kernels, linear, n, exact);
+        for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, n, x, y, add));
+        x.offset += n * x.stride;
+        y.offset += n * y.stride;
+    }
 done:
     return status;
 }
@@ -318,7 +357,7 @@ kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint
     if (kernels->norm == NULL) {
         struct kvl_program *program;
         const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("norm.cl")};
-        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, "", &program));
+        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, VECTORS, &program));
         KVL_TRY(kvl_kernel_get(program, "kvl_rms_norm", &kernels->norm));
     }
     status = KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),

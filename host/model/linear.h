@@ -39,6 +39,9 @@ kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int lay
                            size_t n, bool swiglu, struct kvl_linear *out);
 void kvl_linear_free(struct kvl_linear *linear);
 
+/* Bytes that a packed matrix of these rows and columns takes; swiglu: of gate and value together, `rows` each. */
+uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool swiglu);
+
 /* Test hook: a part holds at most this many bytes, if that is less than the device's limit; 0 switches it off. */
 void kvl_linear_limit_part(uint64_t bytes);
 
@@ -48,6 +51,14 @@ void kvl_linear_limit_part(uint64_t bytes);
 struct kvl_linear_kernels;
 kvl_status kvl_linear_kernels_new(struct kvl_device *device, struct kvl_linear_kernels **out);
 void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels);
+
+/* The i-th program of a weight type, for compiling it without a device; false behind the last. Several may share their text and options. */
+enum { KVL_LINEAR_PARTS = 6 };
+struct kvl_linear_program {
+    const char *kernel, *options;
+    struct kvl_source parts[KVL_LINEAR_PARTS];
+};
+bool kvl_linear_program(const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out);
 
 /* y[t] = W x[t], or y[t] += W x[t] with `add` (not for swiglu), for T tokens. x and y do not overlap.
  * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32. */

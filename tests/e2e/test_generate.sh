@@ -72,7 +72,7 @@ fi
 # --- a real model, if there is one: chat template, UTF-8 ---
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 if [[ -f $large ]]; then
-    "$program" generate -m "$large" --no-run-file --chat -p "What is the capital of France?" -n 20 >text 2>/dev/null
+    "$program" generate -m "$large" --no-run-file --exact --chat -p "What is the capital of France?" -n 20 >text 2>/dev/null
     grep -q Paris text || fail "SmolLM2 on the capital of France: $(cat text)"
 else
     echo "note: no $large (KVLAB_MODEL names it), chat not checked"

@@ -31,7 +31,7 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         }
 }
 
-#ifdef KVL_VECTORS
+#if KVL_VECTORS
 #if KVL_IS_K
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
 

@@ -68,7 +68,7 @@ float KVL_FN(step)(float range)
 {
     const float n = (float)SCALE_STEPS, inverse = 1.0f / (float)SCALE_STEPS;
     const float t = range * inverse;
-    return fma(fma(-t, n, range), inverse, t);
+    return fabs(fma(fma(-t, n, range), inverse, t)); /* never -0: llvmpipe's fma loses the sign of zero */
 }
 
 void KVL_FN(encode_group)(KVL_GLOBAL uchar *block, uint t, uint g, kvl_rows x, uint row)
@@ -82,7 +82,7 @@ void KVL_FN(encode_group)(KVL_GLOBAL uchar *block, uint t, uint g, kvl_rows x, u
     }
 #if KVL_OPT_ASYM
     kvl_store_half(params, SCALE_AT(g, t), fmin(KVL_FN(step)(high - low), KVL_HALF_MAX));
-    kvl_store_half(params, ZERO_AT(g, t), low);
+    kvl_store_half(params, ZERO_AT(g, t), as_uint(low) << 1 == 0 ? 0.0f : low); /* never -0: fmin may give either */
     const float zero = kvl_load_half(params, ZERO_AT(g, t)), lowest = 0.0f, highest = (float)LEVEL_MAX;
 #else
     kvl_store_half(params, SCALE_AT(g, t), KVL_FN(step)(fmax(fabs(low), fabs(high))));
@@ -106,7 +106,7 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         for (uint g = 0; g < N_GROUPS; g++) KVL_FN(encode_group)(block, t0 + i, g, x, i);
 }
 
-#ifdef KVL_VECTORS
+#if KVL_VECTORS
 #define CODES(bytes, j) convert_float16((bytes) >> (uchar)((j)*KVL_OPT_BITS) & (uchar)CODE_MASK)
 #if KVL_IS_K
 /* aux[g] = sum of q over the group: the zero point's share of every score. */

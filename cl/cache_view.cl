@@ -1,0 +1,50 @@
+/* cache_view.cl: what the cache kernels (store.cl, attend.cl) share: sizes, pages, segments and the read rule. No codec is known here.
+ *
+ *   KVL_SLABS          page slabs; KVL_SLAB_PARAMS / KVL_SLAB_ARGS pass them, kvl_page() picks one
+ *   KVL_G, KVL_TILE    query heads a kv head; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
+ *   KVL_B              tokens of one attention block, divides both pages; KVL_SLICE divides it
+ *   KVL_WG             work-items that share a tile; 1: no barriers, and what they would share is private (PoCL 3.1 needs minutes to
+ *                      compile a kernel with barriers under conditions in a loop)
+ *   KVL_K_*, KVL_V_*   page tokens, table and aux sizes of the two sides (contract.cl)
+ *
+ * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
+ * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
+ * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
+
+/* Integers of one call, the same for every work-item. */
+typedef struct {
+    uint p0, n;                /* first position and tokens of the ubatch */
+    uint sink, ring, window;   /* sink rows; tail-ring rows; sliding window in tokens, 0 = none */
+    uint k_sealed, v_sealed;   /* tokens encoded so far, sinks included */
+    uint k_lag, v_lag;
+    uint k_slots, v_slots;     /* pages a stream */
+    uint n_splits, q_stride;   /* q_stride: floats between tokens of the stage */
+} kvl_view;
+
+#define KVL_VIEW_PARAMS                                                                                                \
+    uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
+        uint v_slots, uint n_splits, uint q_stride
+#define KVL_VIEW_INIT                                                                                                  \
+    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride}
+
+#define KVL_QKV_Q(h) ((ulong)(h) * KVL_D)                              /* stage row: H * G query heads, H keys, H values */
+#define KVL_QKV_K(h) ((ulong)(KVL_H * KVL_G + (h)) * KVL_D)
+#define KVL_QKV_V(h) ((ulong)(KVL_H * KVL_G + KVL_H + (h)) * KVL_D)
+
+/* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */
+ulong kvl_k_entry(uint h, uint i, kvl_view v) { return (ulong)h * v.k_slots + i / KVL_K_P % v.k_slots; }
+ulong kvl_v_entry(uint h, uint i, kvl_view v) { return (ulong)KVL_H * v.k_slots + (ulong)h * v.v_slots + i / KVL_V_P % v.v_slots; }
+
+/* Exact rows of a layer: K [H][sink + ring][D], then V. */
+ulong kvl_exact_bytes(kvl_view v) { return (ulong)(v.sink + v.ring) * KVL_D * (KVL_EXACT_HALF ? 2 : 4); }
+
+kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
+{
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)),
+                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring};
+    return rows;
+}
+
+/* First token query position p may see beyond the sinks. */
+uint kvl_window_start(kvl_view v, uint p) { return max(v.sink, v.window != 0 && p + 1 > v.window ? p + 1 - v.window : 0u); }
+uint kvl_encoded_end(uint p, uint lag, uint sealed) { return min(p + 1 > lag ? p + 1 - lag : 0u, sealed); }

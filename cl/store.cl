@@ -1,0 +1,90 @@
+/* store.cl: what is written to the cache: rotated rows, sealed pages, exact rows. */
+
+/* ---- RoPE: pairs (2i, 2i+1), position p turns pair i by p * freq[i]; rotary tables [n_ctx][rope_dim/2] (cos, sin) ----
+ * One work-item a token and head; queries and keys in place. round_exact: keys and values that may be read in full precision are
+ * rounded to what the exact rows hold, so that it does not matter where a row is read from. */
+kernel void kvl_rope(global float *stage, global const float2 *rotary, uint p0, uint q_stride, uint rope_dim, uint round_exact)
+{
+    const uint token = get_global_id(1), head = get_global_id(0);
+    global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_D;
+    const bool is_value = head >= KVL_H * (KVL_G + 1);
+    if (!is_value) {
+        global const float2 *turn = rotary + (ulong)(p0 + token) * (rope_dim / 2);
+        for (uint i = 0; i < rope_dim / 2; i++) {
+            const float a = row[2 * i], b = row[2 * i + 1];
+            row[2 * i] = fma(a, turn[i].x, -(b * turn[i].y));
+            row[2 * i + 1] = fma(a, turn[i].y, b * turn[i].x);
+        }
+    }
+#if KVL_EXACT_HALF
+    if (round_exact && head >= KVL_H * KVL_G)
+        for (uint c = 0; c < KVL_D; c++) {
+            ushort bits;
+            vstore_half_rte(row[c], 0, (half *)&bits);
+            row[c] = vload_half(0, (const half *)&bits);
+        }
+#endif
+}
+
+/* ---- seal: encode tokens [first, end) of one side, one work-item a page and kv head ----
+ * status[0] counts non-finite inputs. */
+kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage,
+                     global const uchar *exact, ulong exact_offset, uint k_first,
+                     uint v_first, global uint *status, KVL_VIEW_PARAMS)
+{
+    const kvl_view view = KVL_VIEW_INIT;
+    table += table_offset;
+    exact += exact_offset;
+    const uint h = get_global_id(0), is_k = get_global_id(2) == 0;
+    const uint side_first = is_k ? k_first : v_first, side_end = is_k ? k_sealed : v_sealed, page_tokens = is_k ? KVL_K_P : KVL_V_P;
+    if (side_first >= side_end) return;
+    const uint page = (side_first - sink) / page_tokens + get_global_id(1);
+    const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
+    if (first >= end) return;
+    const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, first);
+    uint bad = 0;
+    for (uint i = 0; i < end - first; i++)
+        for (uint c = 0; c < KVL_D; c++) bad += !isfinite(kvl_row_at(rows, i, c));
+    if (bad != 0) atomic_add(status, bad);
+    const uint slot = first - sink;
+    global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
+    if (is_k) kvl_k_encode(block, 0, slot % KVL_K_P, end - first, rows);
+    else kvl_v_encode(block, 0, slot % KVL_V_P, end - first, rows);
+}
+
+/* ---- keep exact: copy the rows that stay in full precision (sinks, newest tail) from the stage; one work-item a row and head ---- */
+kernel void kvl_keep_exact(global const float *stage, global uchar *exact, ulong exact_offset, KVL_VIEW_PARAMS)
+{
+    const kvl_view view = KVL_VIEW_INIT;
+    const uint h = get_global_id(0), token = p0 + get_global_id(1), is_k = get_global_id(2) == 0;
+    if (token >= sink && token + ring < p0 + n) return; /* not a sink and older than the newest `ring` */
+    if (token >= sink && ring == 0) return;
+    const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, token);
+    global uchar *base = exact + exact_offset + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(view);
+    const ulong at = (ulong)kvl_exact_index(rows, token) * KVL_D;
+    for (uint c = 0; c < KVL_D; c++) {
+        const float value = kvl_row_at(rows, 0, c);
+#if KVL_EXACT_HALF
+        kvl_store_half(base, at + c, value);
+#else
+        ((global float *)base)[at + c] = value;
+#endif
+    }
+}
+
+/* ---- for checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a token and head ---- */
+kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, uint first, uint count, uint is_k,
+                            global float *out, KVL_VIEW_PARAMS)
+{
+    const kvl_view view = KVL_VIEW_INIT;
+    table += table_offset;
+    const uint h = get_global_id(0), i = get_global_id(1), slot = first + i - sink;
+    global float *row = out + ((ulong)h * count + i) * KVL_D;
+    const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
+    for (uint c = 0; c < KVL_D; c += 8) {
+        float o[8];
+        if (is_k) kvl_k_load8(block, 0, slot % KVL_K_P, c, o);
+        else kvl_v_load8(block, 0, slot % KVL_V_P, c, o);
+        for (uint j = 0; j < 8; j++) row[c + j] = o[j];
+    }
+}

@@ -1,0 +1,162 @@
+/* The texts that xcheck compiles: what the cache and the model would build on a GPU. */
+#include "compose.h"
+#include "file.h"
+#include "linear.h"
+#include "mem.h"
+#include "registry.h"
+#include "xcheck.h"
+#include <stdio.h>
+#include <string.h>
+
+/* No optional capability: the text that runs everywhere. */
+static const struct kvl_caps gpu = {.type = KVL_DEVICE_GPU, .max_work_group = 256, .float_width = 1};
+
+/* Shapes of SmolLM2-135M and of Llama-3-8B. */
+static const struct kvl_cache_dims shapes[] = {
+    {.n_layer = 1, .n_head = 9, .n_kv_head = 3, .head_dim = 64},
+    {.n_layer = 1, .n_head = 32, .n_kv_head = 8, .head_dim = 128},
+};
+
+static const char mixed_pair[] = "k=int8 v=int4";
+
+/* Programs that are always the same. Options as their callers pass them on a GPU. */
+static const struct other {
+    const char *file, *options;
+    bool with_platform;
+} others[] = {
+    {"norm.cl", "-DKVL_VECTORS=1", true},
+    {"logprob.cl", "-DKVL_WG=256 -DKVL_LANES=4", false},
+    {"measure.cl", "-DKVL_WIDTH=4 -DKVL_CHAINS=12 -DKVL_FMA=1", false},
+};
+
+struct list {
+    struct kvl_xcheck_program *program;
+    size_t n, room;
+};
+
+/* "-DA=1 -DB=2" as lines of text. */
+static kvl_status append_defines(const char *options, struct kvl_text *text)
+{
+    kvl_status status = KVL_OK;
+    while (*(options += strspn(options, " ")) != '\0') {
+        const int length = (int)strcspn(options, " "), name = (int)strcspn(options, "=");
+        KVL_TRY(kvl_text_printf(text, "#define %.*s %.*s\n", name - 2, options + 2, length - name - 1, options + name + 1));
+        options += length;
+    }
+done:
+    return status;
+}
+
+/* Programs with equal texts are taken once. */
+static kvl_status add(struct list *list, const char *name, const char *options, const struct kvl_source *parts, size_t n_parts)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text text = {0};
+    struct kvl_xcheck_program program = {0};
+    char digest[65];
+    KVL_TRY(append_defines(options, &text));
+    KVL_TRY(kvl_program_text(&gpu, parts, n_parts, &text));
+    KVL_TRY(kvl_sha256(text.data, text.size, digest));
+    snprintf(program.name, sizeof program.name, "%s", name);
+    snprintf(program.digest, sizeof program.digest, "%.16s", digest);
+    for (size_t i = 0; i < list->n; i++)
+        if (strcmp(list->program[i].digest, program.digest) == 0) goto done;
+    if (list->n == list->room) {
+        KVL_TRY(kvl_realloc(&list->program, list->room + 64, sizeof program));
+        list->room += 64;
+    }
+    program.text = text.data; /* moved */
+    text = (struct kvl_text){0};
+    list->program[list->n++] = program;
+done:
+    kvl_text_free(&text);
+    return status;
+}
+
+static kvl_status add_cache_program(struct list *list, const struct kvl_cache_plan *plan, const char *codecs, const char *file, uint32_t tile)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_composition composition = {0};
+    char name[96];
+    snprintf(name, sizeof name, "%s %s d%u x%u", file, codecs, plan->dims.head_dim, tile);
+    KVL_TRY(kvl_compose(plan, plan->layer, file, tile, kvl_compose_target_of(&gpu), &composition));
+    KVL_TRY(add(list, name, "", composition.parts, KVL_COMPOSITION_PARTS));
+done:
+    kvl_composition_free(&composition);
+    return status;
+}
+
+static kvl_status add_cache_programs(struct list *list, const char *spec_text, const char *codecs, const struct kvl_cache_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_spec *spec = NULL;
+    struct kvl_cache_plan plan = {0};
+    const struct kvl_cache_limits limits = {.max_alloc_bytes = 1ull << 30, .compute_units = 32};
+    KVL_TRY(kvl_spec_parse(spec_text, &spec));
+    const struct kvl_cache_config config = {.spec = spec, .n_ctx = 1024, .ubatch = 512, .protocol = KVL_P2_WRITE_THEN_READ};
+    KVL_TRY(kvl_cache_plan_make(dims, &config, &limits, &plan));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "store.cl", 1));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", 1));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(dims)));
+done:
+    kvl_cache_plan_free(&plan);
+    kvl_spec_free(&spec);
+    return status;
+}
+
+static kvl_status add_codec(struct list *list, const struct kvl_codec *codec, const struct kvl_cache_dims *dims)
+{
+    char spec[128];
+    const char *k = codec->roles & KVL_ROLE_K ? codec->head.name : "f16", *v = codec->roles & KVL_ROLE_V ? codec->head.name : "f16";
+    snprintf(spec, sizeof spec, "k=%s v=%s", k, v);
+    return add_cache_programs(list, spec, codec->head.name, dims);
+}
+
+static kvl_status add_linear(struct list *list, const struct kvl_quant_type *type)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_linear_program program;
+    for (size_t i = 0; kvl_linear_program(type, i, &program); i++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.options);
+        KVL_TRY(add(list, name, program.options, program.parts, KVL_LINEAR_PARTS));
+    }
+done:
+    return status;
+}
+
+static kvl_status add_other(struct list *list, const struct other *other)
+{
+    char name[96];
+    const struct kvl_source parts[] = {{"platform.cl", kvl_source_text("platform.cl")}, {other->file, kvl_source_text(other->file)}};
+    snprintf(name, sizeof name, "%s %s", other->file, other->options);
+    return other->with_platform ? add(list, name, other->options, parts, 2) : add(list, name, other->options, parts + 1, 1);
+}
+
+kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)
+{
+    kvl_status status = KVL_OK;
+    struct list list = {0};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (size_t i = 0; i < kvl_registry_count(); i++) {
+            const struct kvl_plugin_head *plugin = kvl_registry_at(i);
+            const struct kvl_codec *codec = (const struct kvl_codec *)plugin;
+            if (plugin->kind == KVL_KIND_CODEC && codec->roles & (KVL_ROLE_K | KVL_ROLE_V)) KVL_TRY(add_codec(&list, codec, shapes + s));
+        }
+        KVL_TRY(add_cache_programs(&list, mixed_pair, "int8+int4", shapes + s));
+    }
+    for (size_t i = 0; i < kvl_n_quant_types; i++) KVL_TRY(add_linear(&list, kvl_quant_types + i));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) KVL_TRY(add_other(&list, others + i));
+    *out = list.program;
+    *n = list.n;
+    list = (struct list){0};
+done:
+    kvl_xcheck_programs_free(&list.program, list.n);
+    return status;
+}
+
+void kvl_xcheck_programs_free(struct kvl_xcheck_program **programs, size_t n)
+{
+    for (size_t i = 0; *programs != NULL && i < n; i++) kvl_free(&(*programs)[i].text);
+    kvl_free(programs);
+}

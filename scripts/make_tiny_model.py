@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Writes data/models/tiny.gguf, a llama with random weights, and data/golden/tiny_answers.h, what a float64 forward pass makes of it.
+
+usage: scripts/make_tiny_model.py [ROOT]      (needs numpy and gguf; ROOT: the project's root, default: the one of this script)
+
+The forward pass below is written from the papers (RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 with adjacent pairs, GQA arXiv:2305.13245,
+SwiGLU arXiv:2002.05202) and compress/codec/int/card.md; it shares no code with kvlab. It also gives the logits of a sliding window with
+sinks and of a 4-bit cache, so that the read rule of host/cache/README.md has an independent answer for each.
+"""
+import pathlib
+import sys
+import textwrap
+import gguf
+import numpy as np
+
+SEED = 11
+N_LAYER, N_EMBD, N_HEAD, N_KV_HEAD, HEAD_DIM, N_FF, N_VOCAB, N_CTX = 3, 96, 6, 2, 32, 160, 257, 2048
+ROPE_BASE, RMS_EPS = 10000.0, 1e-5
+N_TOKENS, N_GREEDY_PROMPT, N_GREEDY = 300, 8, 40
+ROWS = (0, 1, 63, 64, 127, 200, 256, 299)
+SINK, WINDOW, WINDOW_ROWS = 4, 50, (53, 54, 55, 150, 299)
+INT4_ROWS = (1, 31, 62)
+
+# Types of the matrices of each layer; an attention block may mix them, and one has three different ones.
+TYPES = (
+    dict(attn_q="Q8_0", attn_k="Q8_0", attn_v="Q8_0", attn_output="Q8_0", ffn_gate="Q8_0", ffn_up="Q8_0", ffn_down="Q8_0"),
+    dict(attn_q="Q4_1", attn_k="Q8_0", attn_v="F16", attn_output="Q5_1", ffn_gate="Q4_0", ffn_up="Q4_0", ffn_down="Q5_0"),
+    dict(attn_q="F16", attn_k="F16", attn_v="BF16", attn_output="F16", ffn_gate="F16", ffn_up="F16", ffn_down="F32"),
+)
+# Rows, columns and how large an output element is for inputs of size 1. The blocks outweigh the embedding, so that the tied output does
+# not just repeat its input.
+SHAPES = {
+    "attn_q": (N_HEAD * HEAD_DIM, N_EMBD, 1.6), "attn_k": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.6), "attn_v": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.0),
+    "attn_output": (N_EMBD, N_HEAD * HEAD_DIM, 1.5), "ffn_gate": (N_FF, N_EMBD, 1.0), "ffn_up": (N_FF, N_EMBD, 1.0), "ffn_down": (N_EMBD, N_FF, 1.5),
+}
+
+
+def make_tensors():
+    """name -> (type, stored data, the float64 values that they stand for)."""
+    rng = np.random.default_rng(SEED)
+    tensors = {}
+
+    def add(name, type_name, values):
+        kind = gguf.GGMLQuantizationType[type_name]
+        stored = gguf.quants.quantize(values.astype(np.float32), kind)
+        tensors[name] = kind, stored, gguf.quants.dequantize(stored, kind).astype(np.float64)
+
+    add("token_embd.weight", "F16", 0.35 * rng.standard_normal((N_VOCAB, N_EMBD)))
+    add("output_norm.weight", "F32", 1 + 0.1 * rng.standard_normal(N_EMBD))
+    for layer in range(N_LAYER):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{norm}.weight", "F32", 1 + 0.1 * rng.standard_normal(N_EMBD))
+        for name, (rows, columns, gain) in SHAPES.items():
+            add(f"blk.{layer}.{name}.weight", TYPES[layer][name], gain / columns**0.5 * rng.standard_normal((rows, columns)))
+    return tensors
+
+
+def byte_tokens():
+    """Printable stand-ins of the bytes in byte-level vocabularies, and one merged token."""
+    visible = [b for b in range(256) if 33 <= b <= 126 or 161 <= b != 173]
+    hidden = [b for b in range(256) if b not in visible]
+    names = [chr(b) if b in visible else chr(256 + hidden.index(b)) for b in range(256)]
+    return names + [names[0] + names[1]], [names[0] + " " + names[1]]
+
+
+def write_model(path, tensors):
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_name("tiny")
+    w.add_description(f"random weights, seed {SEED}")
+    w.add_context_length(N_CTX)
+    w.add_embedding_length(N_EMBD)
+    w.add_block_count(N_LAYER)
+    w.add_feed_forward_length(N_FF)
+    w.add_head_count(N_HEAD)
+    w.add_head_count_kv(N_KV_HEAD)
+    w.add_key_length(HEAD_DIM)
+    w.add_value_length(HEAD_DIM)
+    w.add_layer_norm_rms_eps(RMS_EPS)
+    w.add_rope_dimension_count(HEAD_DIM)
+    w.add_rope_freq_base(ROPE_BASE)
+    tokens, merges = byte_tokens()
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list(tokens)
+    w.add_token_types([gguf.TokenType.NORMAL] * N_VOCAB)
+    w.add_token_merges(merges)
+    w.add_bos_token_id(0)
+    w.add_eos_token_id(0)
+    w.add_add_bos_token(False)
+    for name, (kind, stored, _) in tensors.items():
+        w.add_tensor(name, stored, raw_dtype=kind)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def rms_norm(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + RMS_EPS) * weight
+
+
+def rotate(x):
+    """x [T][heads][D]: pair (2i, 2i+1) of token p turned by p * base^(-2i/D)."""
+    angle = np.arange(len(x))[:, None] * ROPE_BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None, :]
+    out = np.empty_like(x)
+    out[..., 0::2], out[..., 1::2] = turned.real, turned.imag
+    return out
+
+
+def through_int4(x):
+    """Encode and decode as compress/codec/int/card.md says: asymmetric, 4 bits, a group = one token of one head."""
+    half = lambda v: v.astype(np.float16).astype(np.float64)
+    z = half(x.min(-1, keepdims=True))
+    s = half((x.max(-1, keepdims=True) - x.min(-1, keepdims=True)) / 15)
+    return z + s * np.clip(np.rint((x - z) / s), 0, 15)
+
+
+def forward(tensors, tokens, window=None, cached=lambda x: x):
+    """Logits [T][vocab]; keys after RoPE and values [layer][T][kv heads][D]. window: (sinks, newest tokens seen)."""
+    weight = lambda name: tensors[name + ".weight"][2]
+    n = len(tokens)
+    query, key = np.arange(n)[:, None], np.arange(n)[None, :]
+    seen = key <= query
+    if window is not None:
+        seen &= (key < window[0]) | (key > query - window[1])
+    x = weight("token_embd")[tokens]
+    keys, values = [], []
+    for layer in range(N_LAYER):
+        of = lambda name: weight(f"blk.{layer}.{name}")
+        h = rms_norm(x, of("attn_norm"))
+        q = rotate((h @ of("attn_q").T).reshape(n, N_HEAD, HEAD_DIM))
+        k = rotate((h @ of("attn_k").T).reshape(n, N_KV_HEAD, HEAD_DIM))
+        v = (h @ of("attn_v").T).reshape(n, N_KV_HEAD, HEAD_DIM)
+        keys.append(k)
+        values.append(v)
+        attended = np.empty_like(q)
+        for head in range(N_HEAD):
+            kv_head = head // (N_HEAD // N_KV_HEAD)
+            score = np.where(seen, q[:, head] @ cached(k)[:, kv_head].T / HEAD_DIM**0.5, -np.inf)
+            p = np.exp(score - score.max(-1, keepdims=True))
+            attended[:, head] = p / p.sum(-1, keepdims=True) @ cached(v)[:, kv_head]
+        x = x + attended.reshape(n, -1) @ of("attn_output").T
+        h = rms_norm(x, of("ffn_norm"))
+        gate = h @ of("ffn_gate").T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ of("ffn_up").T)) @ of("ffn_down").T
+    return rms_norm(x, weight("output_norm")) @ weight("token_embd").T, np.array(keys), np.array(values)
+
+
+def greedy(tensors, prompt, n):
+    """n continuations by the largest logit, and the smallest distance from the largest to the second."""
+    tokens, gap = list(prompt), np.inf
+    for _ in range(n):
+        logits = forward(tensors, np.array(tokens))[0][-1]
+        second, first = np.sort(logits)[-2:]
+        gap = min(gap, first - second)
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt):], gap
+
+
+def c_array(declaration, values, form):
+    """A C array of one dimension, or of two with a brace a row."""
+    values = np.asarray(values)
+    if values.ndim == 2:
+        body = ",\n".join("{" + textwrap.fill(", ".join(form % v for v in row), 130) + "}" for row in values)
+    else:
+        body = textwrap.fill(", ".join(form % v for v in values), 130)
+    return f"static const {declaration} = {{\n{body}}};\n"
+
+
+def write_answers(path, tensors):
+    tokens = np.random.default_rng(SEED + 1).integers(1, 256, N_TOKENS)
+    logits, keys, values = forward(tensors, tokens)
+    windowed = forward(tensors, tokens, window=(SINK, WINDOW))[0]
+    int4 = forward(tensors, tokens[:max(INT4_ROWS) + 1], cached=through_int4)[0]
+    continuation, gap = greedy(tensors, tokens[:N_GREEDY_PROMPT], N_GREEDY)
+    print(f"{len(set(continuation))} different tokens of {N_GREEDY}, smallest gap {gap:.3f}; the window moves logits by up to "
+          f"{abs(windowed[299] - logits[299]).max():.2f}, int4 by {abs(int4[62] - logits[62]).max():.2f} of {abs(logits).max():.2f}", file=sys.stderr)
+    rows = lambda name, n: f"float {name}[{n}][{N_VOCAB}]"
+    of_last = lambda x: x[:, -1].reshape(N_LAYER, -1)
+    parts = [
+        "/* What a float64 forward pass makes of data/models/tiny.gguf. Written by scripts/make_tiny_model.py; see README.md here. */\n",
+        "enum { TINY_TOKENS = %d, TINY_VOCAB = %d, TINY_LAYERS = %d, TINY_KV_HEADS = %d, TINY_HEAD_DIM = %d };\n"
+        % (N_TOKENS, N_VOCAB, N_LAYER, N_KV_HEAD, HEAD_DIM),
+        c_array(f"int32_t tiny_token[{N_TOKENS}]", tokens, "%d"),
+        "/* Logits after the tokens at these positions. */\n",
+        c_array(f"uint32_t tiny_row[{len(ROWS)}]", ROWS, "%d"), c_array(rows("tiny_logits", len(ROWS)), logits[list(ROWS)], "%.9g"),
+        f"/* The same with --kv \"sink={SINK} window={WINDOW}\". */\n#define TINY_WINDOW \"sink={SINK} window={WINDOW}\"\n",
+        c_array(f"uint32_t tiny_window_row[{len(WINDOW_ROWS)}]", WINDOW_ROWS, "%d"),
+        c_array(rows("tiny_window_logits", len(WINDOW_ROWS)), windowed[list(WINDOW_ROWS)], "%.9g"),
+        "/* The same with every key and value through int4 (protocol p1). */\n",
+        c_array(f"uint32_t tiny_int4_row[{len(INT4_ROWS)}]", INT4_ROWS, "%d"),
+        c_array(rows("tiny_int4_logits", len(INT4_ROWS)), int4[list(INT4_ROWS)], "%.9g"),
+        f"/* The most likely continuation of the first {N_GREEDY_PROMPT} tokens. */\n",
+        f"enum {{ TINY_PROMPT = {N_GREEDY_PROMPT}, TINY_GREEDY = {N_GREEDY} }};\n", c_array(f"int32_t tiny_greedy[{N_GREEDY}]", continuation, "%d"),
+        "/* Key after RoPE and value of the last token: [layer][kv head * head dimension]. */\n",
+        c_array(f"float tiny_key[{N_LAYER}][{N_KV_HEAD * HEAD_DIM}]", of_last(keys), "%.9g"),
+        c_array(f"float tiny_value[{N_LAYER}][{N_KV_HEAD * HEAD_DIM}]", of_last(values), "%.9g"),
+    ]
+    path.write_text("\n".join(parts))
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
+    tensors = make_tensors()
+    write_model(root / "data/models/tiny.gguf", tensors)
+    write_answers(root / "data/golden/tiny_answers.h", tensors)
+
+
+main()

@@ -1,0 +1,328 @@
+/* The forward pass and its cache with the tiny model of the repository, on every device: against a float64 forward pass written
+ * elsewhere (data/golden/README.md), protocols and ubatch sizes against each other, the cache against recomputation. */
+#include "kernel/test_harness.h"
+#include "session_rig.h"
+#include "../../data/golden/tiny_answers.h"
+
+enum { MAX_LOGITS = TINY_TOKENS * TINY_VOCAB };
+#define INT4_BOUND 1e9
+#define INT8_BOUND 1e9
+#define F16_BOUND 1e9
+#define FAST_BOUND 1e9
+
+/* Logits of all tokens, fed in one call that the session cuts into ubatches. */
+static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protocol, uint32_t ubatch, bool exact, float *logits)
+{
+    const struct kvl_session_config config = {
+        .n_ctx = TINY_TOKENS, .ubatch = ubatch, .protocol = protocol, .exact = exact, .max_logits = TINY_TOKENS};
+    rig_session(r, spec, config);
+    rig_forward(r, tiny_token, TINY_TOKENS, logits);
+}
+
+static double rows_difference(const float *logits, const uint32_t *row, size_t n, const float (*want)[TINY_VOCAB])
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < n; i++) worst = fmax(worst, largest_difference(logits + row[i] * TINY_VOCAB, want[i], TINY_VOCAB));
+    return worst;
+}
+#define ROWS_DIFFERENCE(logits, row, want) rows_difference(logits, row, sizeof(row) / sizeof *(row), want)
+
+/* ---- against the independent forward pass ---- */
+
+static void exact_mode_equals_float64(void **state)
+{
+    static float logits[MAX_LOGITS];
+    struct rig r = rig_load(TINY_MODEL);
+    run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 128, true, logits);
+    const double full = ROWS_DIFFERENCE(logits, tiny_row, tiny_logits);
+
+    float key[TINY_KV_HEADS * TINY_HEAD_DIM], value[TINY_KV_HEADS * TINY_HEAD_DIM];
+    double rows = 0.0;
+    for (uint32_t l = 0; l < TINY_LAYERS; l++) {
+        assert_ok(kvl_cache_read_rows(kvl_session_cache(r.session), l, KVL_SIDE_K, TINY_TOKENS - 1, 1, key));
+        assert_ok(kvl_cache_read_rows(kvl_session_cache(r.session), l, KVL_SIDE_V, TINY_TOKENS - 1, 1, value));
+        rows = fmax(rows, largest_difference(key, tiny_key[l], TINY_KV_HEADS * TINY_HEAD_DIM));
+        rows = fmax(rows, largest_difference(value, tiny_value[l], TINY_KV_HEADS * TINY_HEAD_DIM));
+    }
+
+    run_tokens(&r, "f32 " TINY_WINDOW, KVL_P2_WRITE_THEN_READ, 128, true, logits);
+    const double window = ROWS_DIFFERENCE(logits, tiny_window_row, tiny_window_logits);
+    run_tokens(&r, "int4", KVL_P1_FAKE_QUANT, 128, true, logits);
+    const double int4 = ROWS_DIFFERENCE(logits, tiny_int4_row, tiny_int4_logits);
+    print_message("    largest differences: logits %.1e, keys and values %.1e, window %.1e, int4 %.1e\n", full, rows, window, int4);
+    assert_true(full < 2e-4);
+    assert_true(rows < 2e-5);
+    assert_true(window < 2e-4);
+    assert_true(int4 < INT4_BOUND);
+    rig_free(&r);
+}
+
+/* Without --exact, activations may be rounded to 8 bits; the top token may change only where the two best are close. */
+static void fast_mode_stays_close(void **state)
+{
+    static float exact[MAX_LOGITS], fast[MAX_LOGITS];
+    double squares = 0.0, error = 0.0;
+    int same = 0;
+    struct rig r = rig_load(TINY_MODEL);
+    run_tokens(&r, "f16", KVL_P2_WRITE_THEN_READ, 128, true, exact);
+    run_tokens(&r, "f16", KVL_P2_WRITE_THEN_READ, 128, false, fast);
+    for (int i = 0; i < MAX_LOGITS; i++) {
+        squares += (double)exact[i] * exact[i];
+        error += ((double)fast[i] - exact[i]) * ((double)fast[i] - exact[i]);
+    }
+    for (int i = 0; i < TINY_TOKENS; i++)
+        same += largest_at(exact + i * TINY_VOCAB, TINY_VOCAB) == largest_at(fast + i * TINY_VOCAB, TINY_VOCAB);
+    print_message("    rms error %.2e of the logits' rms, %d of %d top tokens the same\n", sqrt(error / squares), same, TINY_TOKENS);
+    assert_true(sqrt(error / squares) < FAST_BOUND);
+    assert_true(same >= TINY_TOKENS * 9 / 10);
+    rig_free(&r);
+}
+
+/* ---- how tokens are batched must not matter ---- */
+
+static void ubatch_does_not_matter_under_p1(void **state)
+{
+    static const struct {
+        const char *spec;
+        double bound; /* of the logits: a code that flips moves them more than the order of sums does */
+    } cases[] = {{"f32", 1e-4}, {"int8", INT8_BOUND}, {"int4 sink=4 tail=20", INT4_BOUND}};
+    static const uint32_t ubatch[] = {7, 64, 512};
+    static float one[MAX_LOGITS], many[MAX_LOGITS];
+    struct rig r = rig_load(TINY_MODEL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run_tokens(&r, cases[i].spec, KVL_P1_FAKE_QUANT, 1, true, one);
+        for (size_t u = 0; u < sizeof ubatch / sizeof *ubatch; u++) {
+            run_tokens(&r, cases[i].spec, KVL_P1_FAKE_QUANT, ubatch[u], true, many);
+            const double worst = largest_difference(one, many, MAX_LOGITS);
+            print_message("    %-20s ubatch %3u against 1: %.1e\n", cases[i].spec, ubatch[u], worst);
+            assert_true(worst < cases[i].bound);
+        }
+    }
+    rig_free(&r);
+}
+
+/* Per-token codecs without a tail: everything up to a query is sealed when it reads. P4 is P2 one token at a time. */
+static void protocols_agree_where_they_must(void **state)
+{
+    static const char *const specs[] = {"f16", "int8", "int4"};
+    static float p1[MAX_LOGITS], p2[MAX_LOGITS];
+    struct rig r = rig_load(TINY_MODEL);
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        for (uint32_t u = 64; u <= 512; u += 448) {
+            run_tokens(&r, specs[i], KVL_P1_FAKE_QUANT, u, true, p1);
+            run_tokens(&r, specs[i], KVL_P2_WRITE_THEN_READ, u, true, p2);
+            assert_memory_equal(p1, p2, sizeof p1);
+        }
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P2_WRITE_THEN_READ, 1, true, p1);
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P4_STREAMING, 1, true, p2);
+    assert_memory_equal(p1, p2, sizeof p1);
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P1_FAKE_QUANT, 64, true, p1);
+    assert_true(largest_difference(p1, p2, MAX_LOGITS) < INT4_BOUND); /* a tail of single tokens: p1's b(p) is what p4 has sealed */
+    rig_free(&r);
+}
+
+/* ---- the cache against recomputation ---- */
+
+/* Greedy continuation of the prompt to n tokens in all but the last one's forward pass; counts over the whole of it. */
+static void generate(struct rig *r, bool cached, const int32_t *prompt, uint32_t n_prompt, int32_t *token, uint32_t n, uint64_t *kv_computed)
+{
+    static float logits[TINY_VOCAB];
+    struct kvl_counters counters;
+    assert_ok(kvl_session_reset(r->session));
+    memcpy(token, prompt, n_prompt * sizeof *token);
+    *kv_computed = 0;
+    for (uint32_t known = n_prompt; known < n; known++) {
+        if (!cached) assert_ok(kvl_session_reset(r->session));
+        const uint32_t position = kvl_session_position(r->session);
+        assert_ok(kvl_session_forward(r->session, token + position, known - position, 1));
+        assert_ok(kvl_session_read_logits(r->session, 0, logits));
+        token[known] = largest_at(logits, TINY_VOCAB);
+        kvl_session_counters(r->session, &counters);
+        *kv_computed = cached ? counters.kv_computed : *kv_computed + counters.kv_computed;
+    }
+}
+
+static void cache_and_recomputation_generate_the_same(void **state)
+{
+    static const struct {
+        const char *spec;
+        enum kvl_protocol protocol;
+        uint32_t ubatch, n_forward;
+    } cases[] = {
+        {"f32", KVL_P2_WRITE_THEN_READ, 128, 6},
+        {"f32", KVL_P2_WRITE_THEN_READ, 128, 100},
+        {"int4 sink=4 tail=20", KVL_P4_STREAMING, 1, 100},
+    };
+    int32_t with[101], without[101];
+    struct rig r = rig_load(TINY_MODEL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint64_t n = cases[i].n_forward;
+        uint64_t computed, recomputed;
+        const struct kvl_session_config config = {.n_ctx = 100, .ubatch = cases[i].ubatch, .protocol = cases[i].protocol, .exact = true};
+        rig_session(&r, cases[i].spec, config);
+        generate(&r, true, tiny_token, 1, with, cases[i].n_forward + 1, &computed);
+        generate(&r, false, tiny_token, 1, without, cases[i].n_forward + 1, &recomputed);
+        assert_memory_equal(with, without, (n + 1) * sizeof *with);
+        assert_int_equal(computed, n);
+        assert_int_equal(recomputed, n * (n + 1) / 2);
+    }
+    rig_free(&r);
+}
+
+static void greedy_tokens_are_those_of_float64(void **state)
+{
+    int32_t token[TINY_PROMPT + TINY_GREEDY];
+    uint64_t computed;
+    struct rig r = rig_load(TINY_MODEL);
+    const struct kvl_session_config config = {.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+    rig_session(&r, "f32", config);
+    generate(&r, true, tiny_token, TINY_PROMPT, token, TINY_PROMPT + TINY_GREEDY, &computed);
+    assert_memory_equal(token + TINY_PROMPT, tiny_greedy, sizeof tiny_greedy);
+    rig_free(&r);
+}
+
+/* ---- what is stored is never touched again ---- */
+
+/* FNV-1a over every sealed slot as attention reads it and over the bytes of every full page. */
+static uint64_t hash_sealed(struct rig *r, uint32_t n_sealed)
+{
+    static float rows[TINY_KV_HEADS * TINY_TOKENS * TINY_HEAD_DIM];
+    static uint8_t page_bytes[1 << 16];
+    uint64_t hash = 0xcbf29ce484222325u;
+    struct kvl_cache *cache = kvl_session_cache(r->session);
+    for (uint32_t l = 0; l < TINY_LAYERS; l++)
+        for (int s = 0; s < KVL_SIDES; s++) {
+            const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
+            const uint32_t n_rows = n_sealed - layer->sink, n_pages = n_rows / layer->side[s].dims.page_tokens;
+            assert_ok(kvl_cache_read_rows(cache, l, s, layer->sink, n_rows, rows));
+            for (size_t i = 0; i < n_rows * sizeof *rows * TINY_KV_HEADS * TINY_HEAD_DIM; i++)
+                hash = (hash ^ ((const uint8_t *)rows)[i]) * 0x100000001b3u;
+            assert_true(layer->side[s].page_bytes <= sizeof page_bytes);
+            for (uint32_t h = 0; h < TINY_KV_HEADS; h++)
+                for (uint32_t p = 0; p < n_pages; p++) {
+                    assert_ok(kvl_cache_read_page(cache, l, s, h, p, page_bytes));
+                    for (uint64_t i = 0; i < layer->side[s].page_bytes; i++) hash = (hash ^ page_bytes[i]) * 0x100000001b3u;
+                }
+        }
+    return hash;
+}
+
+static void sealed_rows_are_never_touched_again(void **state)
+{
+    static const struct {
+        const char *spec;
+        enum kvl_protocol protocol;
+        uint32_t ubatch, tail;
+    } cases[] = {
+        {"f32", KVL_P2_WRITE_THEN_READ, 50, 0},
+        {"f16", KVL_P1_FAKE_QUANT, 50, 0},
+        {"int8", KVL_P4_STREAMING, 1, 0},
+        {"int4 sink=4 tail=20", KVL_P2_WRITE_THEN_READ, 50, 20},
+        {"int4 sink=4 tail=20", KVL_P1_FAKE_QUANT, 7, 0},
+    };
+    struct rig r = rig_load(TINY_MODEL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint32_t first = 200, n_sealed = first - cases[i].tail;
+        const struct kvl_session_config config = {
+            .n_ctx = TINY_TOKENS, .ubatch = cases[i].ubatch, .protocol = cases[i].protocol, .exact = true};
+        rig_session(&r, cases[i].spec, config);
+        assert_ok(kvl_session_forward(r.session, tiny_token, first, 0));
+        const uint64_t before = hash_sealed(&r, n_sealed);
+        assert_ok(kvl_session_forward(r.session, tiny_token + first, 60, 0));
+        assert_int_equal(hash_sealed(&r, n_sealed), before);
+        for (uint32_t p = first + 60; p < TINY_TOKENS; p++) assert_ok(kvl_session_forward(r.session, tiny_token + p, 1, 0));
+        assert_int_equal(hash_sealed(&r, n_sealed), before);
+        assert_int_not_equal(hash_sealed(&r, n_sealed - 1), before);
+    }
+    rig_free(&r);
+}
+
+/* ---- memory and limits ---- */
+
+static void window_memory_is_flat(void **state)
+{
+    struct kvl_cache_bytes bytes, first, later;
+    uint64_t payload[3], resident[3];
+    struct rig r = rig_load(TINY_MODEL);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct kvl_session_config config = {.n_ctx = 256u << i, .ubatch = 32, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+        rig_session(&r, "f32 " TINY_WINDOW, config);
+        for (uint32_t p = 0; p < config.n_ctx; p += 128) {
+            assert_ok(kvl_session_forward(r.session, tiny_token, 128, 0));
+            assert_ok(kvl_session_bytes(r.session, &later));
+            if (p == 128) first = later;
+        }
+        assert_int_equal(later.payload, first.payload);
+        assert_int_equal(later.resident, first.resident);
+        assert_ok(kvl_session_bytes(r.session, &bytes));
+        payload[i] = bytes.payload;
+        resident[i] = bytes.resident;
+    }
+    assert_int_equal(payload[0], payload[2]);
+    assert_int_equal(resident[0], resident[1]);
+    assert_int_equal(resident[0], resident[2]);
+
+    /* Without the window four times the context is about four times the memory. */
+    for (uint32_t i = 0; i < 3; i += 2) {
+        rig_session(&r, "int8", (struct kvl_session_config){.n_ctx = 256u << i, .ubatch = 32, .protocol = KVL_P2_WRITE_THEN_READ});
+        assert_ok(kvl_session_bytes(r.session, &bytes));
+        resident[i] = bytes.resident;
+    }
+    assert_int_equal(resident[2], 4 * resident[0]);
+    rig_free(&r);
+}
+
+static void expect_usage(kvl_status status, const char *words)
+{
+    assert_int_equal(status, KVL_E_USAGE);
+    if (strstr(kvl_error_text(), words) == NULL) fail_msg("\"%s\" lacks \"%s\"", kvl_error_text(), words);
+    kvl_error_clear();
+}
+
+/* A refused call says why and leaves the session as it was. */
+static void refusals_are_clean(void **state)
+{
+    static float logits[TINY_VOCAB], again[TINY_VOCAB];
+    const int32_t too_large = TINY_VOCAB, negative = -1;
+    struct rig r = rig_load(TINY_MODEL);
+    struct kvl_session *session = NULL;
+    rig_session(&r, "f16", (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
+    rig_forward(&r, tiny_token, 1, again);
+    assert_ok(kvl_session_forward(r.session, tiny_token + 1, 89, 1));
+    expect_usage(kvl_session_forward(r.session, tiny_token, 11, 1), "100");
+    expect_usage(kvl_session_forward(r.session, tiny_token, 2, 2), "logits");
+    expect_usage(kvl_session_forward(r.session, &too_large, 1, 1), "257");
+    expect_usage(kvl_session_forward(r.session, &negative, 1, 1), "-1");
+    assert_int_equal(kvl_session_position(r.session), 90);
+    assert_ok(kvl_session_forward(r.session, tiny_token + 90, 10, 1));
+    assert_ok(kvl_session_read_logits(r.session, 0, logits));
+    assert_int_equal(kvl_session_position(r.session), 100);
+    expect_usage(kvl_session_forward(r.session, tiny_token, 1, 0), "100");
+
+    rig_session(&r, "f16", (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
+    assert_ok(kvl_session_forward(r.session, tiny_token, 90, 1));
+    assert_ok(kvl_session_forward(r.session, tiny_token + 90, 10, 1));
+    assert_ok(kvl_session_read_logits(r.session, 0, again));
+    assert_true(largest_difference(logits, again, TINY_VOCAB) < 1e-4);
+
+    struct kvl_session_config config = {.spec = r.spec, .n_ctx = r.model->dims.n_ctx_train + 1, .ubatch = 64, .exact = true};
+    expect_usage(kvl_session_new(r.weights, &config, &session), "2048");
+    config.allow_long = true;
+    assert_ok(kvl_session_new(r.weights, &config, &session));
+    kvl_session_free(&session);
+    rig_free(&r);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(exact_mode_equals_float64),
+    cmocka_unit_test(fast_mode_stays_close),
+    cmocka_unit_test(ubatch_does_not_matter_under_p1),
+    cmocka_unit_test(protocols_agree_where_they_must),
+    cmocka_unit_test(cache_and_recomputation_generate_the_same),
+    cmocka_unit_test(greedy_tokens_are_those_of_float64),
+    cmocka_unit_test(sealed_rows_are_never_touched_again),
+    cmocka_unit_test(window_memory_is_flat),
+    cmocka_unit_test(refusals_are_clean),
+};
+
+int main(void) { return KVL_ON_EACH_DEVICE(tests); }
