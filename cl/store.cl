@@ -1,15 +1,14 @@
 /* store.cl: what is written to the cache: rotated rows, sealed pages, exact rows. */
 
-/* ---- RoPE: pairs (2i, 2i+1), position p turns pair i by p * freq[i]; rotary tables [n_ctx][rope_dim/2] (cos, sin) ----
- * One work-item a token and head; queries and keys in place. round_exact: keys and values that may be read in full precision are
- * rounded to what the exact rows hold, so that it does not matter where a row is read from. */
-kernel void kvl_rope(global float *stage, global const float2 *rotary, uint p0, uint q_stride, uint rope_dim, uint round_exact)
+/* RoPE turns pairs (2i, 2i+1) at position p by p * freq[i]; rotary is the table [n_ctx][rope_dim / 2] of (cos, sin). Queries and keys are
+ * turned in place. round_exact: keys and values that may be read in full precision are rounded to what the exact rows hold, so that it does
+ * not matter where a row is read from. head counts query heads, then keys, then values. */
+void kvl_finish_row(global float *stage, global const float2 *rotary, uint position, uint token, uint head, uint q_stride, uint rope_dim,
+                    uint round_exact)
 {
-    const uint token = get_global_id(1), head = get_global_id(0);
     global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_D;
-    const bool is_value = head >= KVL_H * (KVL_G + 1);
-    if (!is_value) {
-        global const float2 *turn = rotary + (ulong)(p0 + token) * (rope_dim / 2);
+    if (head < KVL_H * (KVL_G + 1)) {
+        global const float2 *turn = rotary + (ulong)position * (rope_dim / 2);
         for (uint i = 0; i < rope_dim / 2; i++) {
             const float a = row[2 * i], b = row[2 * i + 1];
             row[2 * i] = fma(a, turn[i].x, -(b * turn[i].y));
@@ -26,33 +25,61 @@ kernel void kvl_rope(global float *stage, global const float2 *rotary, uint p0, 
 #endif
 }
 
-/* ---- seal: encode tokens [first, end) of one side, one work-item a page and kv head ----
- * status[0] counts non-finite inputs. */
-kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage,
-                     global const uchar *exact, ulong exact_offset, uint k_first,
-                     uint v_first, global uint *status, KVL_VIEW_PARAMS)
+/* One work-item a head and token. */
+kernel void kvl_rope(global float *stage, global const float2 *rotary, uint p0, uint q_stride, uint rope_dim, uint round_exact)
 {
-    const kvl_view view = KVL_VIEW_INIT;
-    table += table_offset;
-    exact += exact_offset;
-    const uint h = get_global_id(0), is_k = get_global_id(2) == 0;
-    const uint side_first = is_k ? k_first : v_first, side_end = is_k ? k_sealed : v_sealed, page_tokens = is_k ? KVL_K_P : KVL_V_P;
-    if (side_first >= side_end) return;
-    const uint page = (side_first - sink) / page_tokens + get_global_id(1);
-    const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
-    if (first >= end) return;
-    const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, first);
+    kvl_finish_row(stage, rotary, p0 + get_global_id(1), get_global_id(1), get_global_id(0), q_stride, rope_dim, round_exact);
+}
+
+/* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */
+void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, kvl_rows rows, uint h, bool is_k, uint first, uint end, kvl_view view,
+                      global uint *status)
+{
     uint bad = 0;
     for (uint i = 0; i < end - first; i++)
         for (uint c = 0; c < KVL_D; c++) bad += !isfinite(kvl_row_at(rows, i, c));
     if (bad != 0) atomic_add(status, bad);
-    const uint slot = first - sink;
+    const uint slot = first - view.sink;
     global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
     if (is_k) kvl_k_encode(block, 0, slot % KVL_K_P, end - first, rows);
     else kvl_v_encode(block, 0, slot % KVL_V_P, end - first, rows);
 }
 
-/* ---- keep exact: copy the rows that stay in full precision (sinks, newest tail) from the stage; one work-item a row and head ---- */
+/* Seals tokens [first, sealed) of both sides; one work-item a kv head, page and side. */
+kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
+                     ulong exact_offset, uint k_first, uint v_first, global uint *status, KVL_VIEW_PARAMS)
+{
+    const kvl_view view = KVL_VIEW_INIT;
+    const uint h = get_global_id(0);
+    const bool is_k = get_global_id(2) == 0;
+    const uint side_first = is_k ? k_first : v_first, side_end = is_k ? k_sealed : v_sealed, page_tokens = is_k ? KVL_K_P : KVL_V_P;
+    if (side_first >= side_end) return;
+    const uint page = (side_first - sink) / page_tokens + get_global_id(1);
+    const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
+    if (first >= end) return;
+    kvl_encode_range(KVL_SLAB_ARGS, table + table_offset, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end,
+                     view, status);
+}
+
+/* RoPE and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page
+ * of it; it turns its rows and then encodes them. */
+kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, global const float2 *rotary,
+                       uint rope_dim, uint round_exact, global uint *status, KVL_VIEW_PARAMS)
+{
+    const kvl_view view = KVL_VIEW_INIT;
+    const uint head = get_global_id(0);
+    const bool is_value = head >= KVL_H * (KVL_G + 1), is_query = head < KVL_H * KVL_G;
+    const uint page_tokens = is_value ? KVL_V_P : KVL_K_P, page = (p0 - sink) / page_tokens + get_global_id(1);
+    const uint first = max(p0, sink + page * page_tokens), end = min(p0 + n, sink + (page + 1) * page_tokens);
+    if (first >= end) return;
+    for (uint t = first; t < end; t++) kvl_finish_row(stage, rotary, t, t - p0, head, q_stride, rope_dim, round_exact);
+    if (is_query) return;
+    const uint h = (head - KVL_H * KVL_G) % KVL_H;
+    kvl_encode_range(KVL_SLAB_ARGS, table + table_offset, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
+                     status);
+}
+
+/* Copies the rows that stay in full precision (sinks, newest tail) from the stage; one work-item a kv head, token and side. */
 kernel void kvl_keep_exact(global const float *stage, global uchar *exact, ulong exact_offset, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
@@ -72,7 +99,7 @@ kernel void kvl_keep_exact(global const float *stage, global uchar *exact, ulong
     }
 }
 
-/* ---- for checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a token and head ---- */
+/* For checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a kv head and token. */
 kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, uint first, uint count, uint is_k,
                             global float *out, KVL_VIEW_PARAMS)
 {

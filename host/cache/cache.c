@@ -7,7 +7,7 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *keep, *attend[2], *decode_rows; /* attend: one token; a prefill tile */
+    struct kvl_kernel *rope, *seal, *append, *keep, *attend[2], *decode_rows; /* attend: one token; a prefill tile */
 };
 
 struct kvl_cache {
@@ -32,6 +32,7 @@ static kvl_status load_kernels(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "attend.cl", cache->prefill_tile, &tile));
     KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
+    KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
     KVL_TRY(kvl_kernel_get(one, "kvl_attend", &k->attend[0]));
@@ -156,34 +157,36 @@ static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, siz
     return kvl_launch(cache->device, kernel, (const size_t[3]){x, y, z}, (const size_t[3]){group, 1, 1}, work, call->arg, call->n);
 }
 
+static uint32_t stage_heads(const struct kvl_cache *cache) { return cache->plan.dims.n_head + 2 * cache->plan.dims.n_kv_head; }
+
+static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
+
 static kvl_status rotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
-    const struct kvl_cache_dims *dims = &cache->plan.dims;
-    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t heads = dims->n_head + 2 * dims->n_kv_head;
     struct call call = {0};
     push(&call, KVL_BUF(stage));
     push(&call, KVL_BUF(rotary));
     push(&call, KVL_U32(cache->position));
-    push(&call, KVL_U32(heads * dims->head_dim));
+    push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
     push(&call, KVL_U32(rope_dim));
-    push(&call, KVL_U32(layer->sink + layer->ring != 0));
-    return launch(cache, cache->kernels[l].rope, heads, n, 1, 1, (struct kvl_work){0}, &call);
+    push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
+    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, (struct kvl_work){0}, &call);
 }
 
-static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+/* Pages that tokens [first, end) of a side touch. */
+static uint32_t pages_touched(const struct kvl_layer_plan *layer, int s, uint32_t first, uint32_t end)
+{
+    const uint32_t page_tokens = layer->side[s].dims.page_tokens;
+    return end <= first ? 0 : (end - 1 - layer->sink) / page_tokens - (first - layer->sink) / page_tokens + 1;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const uint32_t first[KVL_SIDES], struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    uint32_t first[KVL_SIDES], pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++) {
-        const struct kvl_side_plan *side = &layer->side[s];
-        const uint32_t page_tokens = side->dims.page_tokens;
-        first[s] = cache->sealed[l][s];
-        cache->sealed[l][s] = sealed_after(cache, side, first[s], cache->position + n);
-        if (cache->sealed[l][s] == first[s]) continue;
-        const uint32_t touched = (cache->sealed[l][s] - 1 - layer->sink) / page_tokens - (first[s] - layer->sink) / page_tokens + 1;
-        if (touched > pages) pages = touched;
-    }
+    uint32_t pages = 0;
+    for (int s = 0; s < KVL_SIDES; s++) pages = max_u32(pages, pages_touched(layer, s, first[s], cache->sealed[l][s]));
     if (pages == 0) return KVL_OK;
     struct call call = {0};
     push_slabs(&call, cache);
@@ -198,6 +201,44 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct k
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
     return launch(cache, cache->kernels[l].seal, cache->plan.dims.n_kv_head, pages, KVL_SIDES, 1, work, &call);
+}
+
+static kvl_status rotate_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                                  uint32_t rope_dim)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t first = cache->position, end = first + n;
+    const uint32_t pages = max_u32(pages_touched(layer, KVL_SIDE_K, first, end), pages_touched(layer, KVL_SIDE_V, first, end));
+    struct call call = {0};
+    push_slabs(&call, cache);
+    push(&call, KVL_BUF(cache->table));
+    push(&call, KVL_U64(layer->table_offset));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(rotary));
+    push(&call, KVL_U32(rope_dim));
+    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_BUF(cache->status));
+    push_view(&call, cache, l, n, 1);
+    const struct kvl_work work = {.bytes = n * layer->token_bytes};
+    return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
+}
+
+/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. */
+static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    kvl_status status = KVL_OK;
+    uint32_t first[KVL_SIDES];
+    bool whole = true;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        first[s] = cache->sealed[l][s];
+        cache->sealed[l][s] = sealed_after(cache, &cache->plan.layer[l].side[s], first[s], cache->position + n);
+        whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
+    }
+    if (whole) return rotate_and_seal(cache, l, n, stage, rotary, rope_dim);
+    KVL_TRY(rotate(cache, l, n, stage, rotary, rope_dim));
+    KVL_TRY(seal(cache, l, n, first, stage));
+done:
+    return status;
 }
 
 /* Sum over the n queries of the tokens each sees. */
@@ -275,10 +316,9 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
-    KVL_TRY(rotate(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 append: the stage is the newest part of the stream */
-    KVL_TRY(seal(cache, layer, n, stage));                     /* 4 */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     KVL_TRY(attend(cache, layer, n, stage, out));              /* 5; 6 and 7 belong to eviction */
-    KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8: what stays exact leaves the stage */
+    KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8 what stays exact leaves the stage */
 done:
     return status;
 }

@@ -266,7 +266,7 @@ static kvl_status compile_intel(const struct kvl_xcheck_target *target, const st
     enum outcome outcome;
     const size_t before = rows->n;
     KVL_TRY(run((const char *const[]){c->clang, "compile", "-file", "p.cl", "-device", target->machine, "--format", "zebin", "-options", "-cl-std=CL1.2",
-                                      "-exclude_ir", "-output", "k", "-output_no_suffix", NULL},
+                                      "-exclude_ir", "-output", "k.bin", "-output_no_suffix", NULL},
                 dir, "ocloc.log", &outcome, &printed));
     *is_slow = outcome == TOO_SLOW;
     if (outcome != BUILT) {

@@ -538,17 +538,19 @@ static const struct value *find_array(const struct kvl_gguf *gguf, const char *k
     return value != NULL && value->element == element ? value : NULL;
 }
 
-bool kvl_gguf_get_str_array(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str **out, uint64_t *n)
+kvl_status kvl_gguf_need_str_array(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str **out, uint64_t *n)
 {
     const struct value *value = find_array(gguf, key, STRING);
-    if (value == NULL || kvl_alloc(out, value->n, sizeof **out) != KVL_OK) return false;
+    if (value == NULL) return not_given(gguf, key, "an array of strings");
+    const kvl_status status = kvl_alloc(out, value->n, sizeof **out);
+    if (status != KVL_OK) return status;
     const uint8_t *at = value->data;
     for (uint64_t i = 0; i < value->n; i++) {
         (*out)[i] = str_at(at);
         at += sizeof(uint64_t) + (*out)[i].size;
     }
     *n = value->n;
-    return true;
+    return KVL_OK;
 }
 
 static bool give_array(const struct value *value, const void **data, uint64_t *n)

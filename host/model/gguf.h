@@ -51,9 +51,8 @@ kvl_status kvl_gguf_need_u64(const struct kvl_gguf *gguf, const char *key, uint6
 kvl_status kvl_gguf_need_f64(const struct kvl_gguf *gguf, const char *key, double *out);
 kvl_status kvl_gguf_need_str(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str *out);
 
-/* Arrays. n elements; false if absent, of another element type, or (strings) out of memory. Strings are walked once into a table
- * (free with kvl_free). */
-bool kvl_gguf_get_str_array(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str **out, uint64_t *n);
+/* Arrays. n elements; false if absent or of another element type. Strings are walked once into a table (free with kvl_free). */
+kvl_status kvl_gguf_need_str_array(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str **out, uint64_t *n);
 bool kvl_gguf_get_i32_array(const struct kvl_gguf *gguf, const char *key, const void **unaligned_i32, uint64_t *n); /* u32 accepted */
 bool kvl_gguf_get_f32_array(const struct kvl_gguf *gguf, const char *key, const void **unaligned_f32, uint64_t *n);
 

@@ -137,8 +137,8 @@ static void find_byte_tokens(struct kvl_tokenizer *t)
 static kvl_status need_str_array(const struct kvl_gguf *gguf, const char *key, struct kvl_gguf_str **out, uint32_t *n)
 {
     uint64_t count;
-    if (!kvl_gguf_get_str_array(gguf, key, out, &count))
-        return kvl_fail(KVL_E_FORMAT, "%s: no array of strings %s", kvl_gguf_path(gguf), key);
+    const kvl_status status = kvl_gguf_need_str_array(gguf, key, out, &count);
+    if (status != KVL_OK) return status;
     if (count > INT32_MAX)
         return kvl_fail(KVL_E_FORMAT, "%s: %s has %llu entries", kvl_gguf_path(gguf), key, (unsigned long long)count);
     *n = (uint32_t)count;

@@ -119,7 +119,7 @@ static void read_keys(const struct kvl_gguf *gguf)
         if (kvl_gguf_get_str(gguf, keys[i], &text)) read_bytes(text.data, text.size);
         if (kvl_gguf_get_i32_array(gguf, keys[i], &numbers, &n)) read_bytes(numbers, 4 * n);
         if (kvl_gguf_get_f32_array(gguf, keys[i], &numbers, &n)) read_bytes(numbers, 4 * n);
-        if (!kvl_gguf_get_str_array(gguf, keys[i], &texts, &n)) continue;
+        if (kvl_gguf_need_str_array(gguf, keys[i], &texts, &n) != KVL_OK) continue;
         for (uint64_t k = 0; k < n; k++) read_bytes(texts[k].data, texts[k].size);
         kvl_free(&texts);
     }

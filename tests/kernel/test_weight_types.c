@@ -59,16 +59,15 @@ static void rows_need_not_fill_a_column(void **state)
     }
 }
 
-/* Every binary16 pattern as a scale: zeros, subnormals, infinities and NaN too. */
+/* Every binary16 pattern as a scale and as a minimum: zeros, subnormals, infinities and NaN too. */
 static void every_scale_is_bit_equal(void **state)
 {
-    for (size_t i = 0; i < kvl_n_quant_types; i++) {
-        const struct kvl_quant_type *type = &kvl_quant_types[i];
-        const int *at = half_offsets(type->gguf_type);
-        if (*at < 0) continue;
+    static const uint32_t types[] = {KVL_GGUF_F16, KVL_GGUF_Q4_1, KVL_GGUF_Q4_K};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const struct kvl_quant_type *type = kvl_quant_type(types[i]);
         struct test_tensor t;
-        tensor_new(type, 4096, 16 * (uint64_t)type->block, 51 + i, &t);
-        for (; *at >= 0; at++)
+        tensor_new(type, 65536 / 32, 32 * (uint64_t)type->block, 51 + i, &t);
+        for (const int *at = half_offsets(type->gguf_type); *at >= 0; at++)
             for (uint32_t b = 0; b < 65536; b++) put_u16(t.bytes + b * type->bytes + *at, (uint16_t)(*at == 2 ? b * 40503u : b));
         tensor_decode(&t);
         check_rows(&t);

@@ -150,7 +150,7 @@ static void arrays_are_read(void **state)
     struct kvl_gguf_str *strings;
     const void *data;
     uint64_t n;
-    assert_true(kvl_gguf_get_str_array(g, "strings", &strings, &n));
+    assert_int_equal(kvl_gguf_need_str_array(g, "strings", &strings, &n), KVL_OK);
     assert_int_equal(n, N);
     for (int i = 0; i < N; i++) {
         snprintf(word, sizeof word, "%.*d", i % 7, i);
@@ -164,8 +164,8 @@ static void arrays_are_read(void **state)
     assert_memory_equal(data, &(float){1.5f}, 4);
     assert_false(kvl_gguf_get_f32_array(g, "i32", &data, &n));
     assert_false(kvl_gguf_get_i32_array(g, "f32", &data, &n));
-    assert_false(kvl_gguf_get_str_array(g, "i32", &strings, &n));
-    assert_false(kvl_gguf_get_str_array(g, "absent", &strings, &n));
+    assert_int_equal(kvl_gguf_need_str_array(g, "i32", &strings, &n), KVL_E_FORMAT);
+    assert_int_equal(kvl_gguf_need_str_array(g, "absent", &strings, &n), KVL_E_FORMAT);
     kvl_gguf_close(&g);
     gw_free(&w);
 }
@@ -448,7 +448,7 @@ static void golden_model_is_read(void **state)
     assert_int_equal(kvl_gguf_need_str(g, "general.architecture", &text), KVL_OK);
     assert_str(text, "llama");
     assert_int_equal(kvl_gguf_need_u64(g, "llama.context_length", 2048, 2048, &n), KVL_OK);
-    assert_true(kvl_gguf_get_str_array(g, "tokenizer.ggml.tokens", &tokens, &n));
+    assert_int_equal(kvl_gguf_need_str_array(g, "tokenizer.ggml.tokens", &tokens, &n), KVL_OK);
     assert_int_equal(n, 256);
     assert_str(tokens['A'], "A");
     kvl_free(&tokens);

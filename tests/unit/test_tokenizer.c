@@ -514,8 +514,8 @@ static struct kvl_tokenizer *model_tokenizer(const struct kvl_gguf *gguf, const 
     struct kvl_tokenizer *t = NULL;
     const void *types;
     int32_t *aligned = NULL;
-    assert_true(kvl_gguf_get_str_array(gguf, "tokenizer.ggml.tokens", &tokens, &v.n_tokens));
-    assert_true(kvl_gguf_get_str_array(gguf, "tokenizer.ggml.merges", &merges, &v.n_merges));
+    assert_int_equal(kvl_gguf_need_str_array(gguf, "tokenizer.ggml.tokens", &tokens, &v.n_tokens), KVL_OK);
+    assert_int_equal(kvl_gguf_need_str_array(gguf, "tokenizer.ggml.merges", &merges, &v.n_merges), KVL_OK);
     assert_true(kvl_gguf_get_i32_array(gguf, "tokenizer.ggml.token_type", &types, &v.n_types));
     assert_int_equal(kvl_alloc(&aligned, v.n_types, sizeof *aligned), KVL_OK);
     memcpy(aligned, types, v.n_types * sizeof *aligned);
