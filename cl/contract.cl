@@ -19,6 +19,16 @@
  * table is the stream's calibration table or a null pointer. A body undefines the macros it defines.
  * Non-finite inputs are replaced with kvl_clamp_half() by codecs that store 16-bit or narrower numbers. */
 
+/* Vectors that one pass of scores() or accumulate() works on side by side: enough independent sums to hide the latency of fma, few enough to
+ * stay in registers. */
+#if KVL_NQ <= 3
+#define KVL_WIDE 4
+#elif KVL_NQ <= 6
+#define KVL_WIDE 2
+#else
+#define KVL_WIDE 1
+#endif
+
 /* Full-precision rows that encode() reads: tokens first, first + 1, ... of a stream, wherever they are. */
 typedef struct {
     const KVL_GLOBAL float *stage; /* this side of the ubatch, row stride stage_stride floats, tokens from stage_token on */

@@ -5,6 +5,7 @@
 #pragma OPENCL FP_CONTRACT OFF
 #define KVL_GLOBAL global
 #define KVL_LOCAL local
+#define KVL_UNROLL _Pragma("unroll") /* arrays of vectors stay in registers only if the loops over them are unrolled */
 #endif
 
 /* Largest finite binary16: what non-finite and larger inputs are clamped to before they are stored in 16 bits. */

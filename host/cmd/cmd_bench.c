@@ -69,8 +69,8 @@ static kvl_status parse_numbers(const char *option, const char *text, struct num
         int64_t value;
         snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word - 1), at);
         if (size >= sizeof word || !kvl_parse_i64(word, &value) || value < 0 || value > MOST_TOKENS)
-            return kvl_fail(KVL_E_USAGE, "%s %s: \"%.*s\" is not a number from 0 to %d; a list is like 0,512", option, text, (int)size, at,
-                            MOST_TOKENS);
+            return kvl_fail(KVL_E_USAGE, "%s %s: \"%.*s\" is not a number from 0 to %d; a list is like 0,512", option, text,
+                            (int)size, at, MOST_TOKENS);
         if (out->n == MOST_NUMBERS) return kvl_fail(KVL_E_USAGE, "%s: a list has %d numbers at most", option, MOST_NUMBERS);
         out->value[out->n++] = (uint32_t)value;
         if (at[size] == '\0') return KVL_OK;
@@ -119,7 +119,8 @@ struct strategy { /* what is printed of one --kv */
 
 static void print_md_head(const struct run *run)
 {
-    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token", "resident MiB");
+    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token",
+           "resident MiB");
     printf("| ");
     for (int i = 0; i < run->kv_width; i++) putchar('-');
     puts(" | -------------- | ---------: | -------: | ----------: | -----------: |");
@@ -127,8 +128,10 @@ static void print_md_head(const struct run *run)
 
 static void print_sd(const struct kvl_bench_result *r, int width)
 {
-    if (isnan(r->sd)) printf("%*s", width, "-");
-    else printf("%*.2f", width, r->sd);
+    if (isnan(r->sd))
+        printf("%*s", width, "-");
+    else
+        printf("%*.2f", width, r->sd);
 }
 
 static void print_md_row(const struct strategy *s, const struct kvl_bench_result *r)
@@ -177,7 +180,8 @@ static kvl_status kernels_json(const struct strategy *s, const struct kvl_bench_
     struct kvl_profile *p = kvl_record_profile(s->record);
     const struct kvl_phase_times *phase = kvl_profile_phase(p, r->name);
     if (!phase) return KVL_OK;
-    const struct kvl_fact times[] = {{"wall_ns", (double)phase->wall_ns}, {"span_ns", (double)phase->span_ns}, {"busy_ns", (double)phase->busy_ns}};
+    const struct kvl_fact times[] = {
+        {"wall_ns", (double)phase->wall_ns}, {"span_ns", (double)phase->span_ns}, {"busy_ns", (double)phase->busy_ns}};
     KVL_TRY(kvl_json_facts(object, times, sizeof times / sizeof *times));
     cJSON *array = cJSON_AddArrayToObject(object, "kernels");
     for (size_t i = 0; i < p->n_kernels; i++) {
@@ -185,8 +189,8 @@ static kvl_status kernels_json(const struct strategy *s, const struct kvl_bench_
         if (&p->phase[k->phase] != phase) continue;
         struct kvl_kernel_summary sum;
         kvl_kernel_summarize(p, k, &sum);
-        const struct kvl_fact facts[] = {{"calls", (double)k->n}, {"ns_median", sum.ns_median}, {"ns_sum", sum.ns_sum}, {"gbps", sum.gbps},
-                                         {"gflops", sum.gflops}, {"peak_share", sum.peak_share}};
+        const struct kvl_fact facts[] = {{"calls", (double)k->n}, {"ns_median", sum.ns_median}, {"ns_sum", sum.ns_sum},
+                                         {"gbps", sum.gbps},      {"gflops", sum.gflops},       {"peak_share", sum.peak_share}};
         cJSON *row = cJSON_CreateObject();
         if (!row || !cJSON_AddItemToArray(array, row) || !cJSON_AddStringToObject(row, "name", k->kernel))
             return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
@@ -231,8 +235,10 @@ done:
 static kvl_status show_result(const struct strategy *s, const struct kvl_bench_result *r)
 {
     if (s->run->format == FORMAT_JSON) return add_json_row(s, r);
-    if (s->run->format == FORMAT_CSV) print_csv_row(s, r);
-    else print_md_row(s, r);
+    if (s->run->format == FORMAT_CSV)
+        print_csv_row(s, r);
+    else
+        print_md_row(s, r);
     fflush(stdout); /* a row is there as soon as it is known */
     return KVL_OK;
 }
@@ -250,16 +256,19 @@ static int by_time(const void *a, const void *b)
 
 static void print_share(double value, double share)
 {
-    if (value > 0.0) printf(" %8.1f | %6.1f %% |", value, 100.0 * share);
-    else printf(" %8s | %8s |", "-", "-");
+    if (value > 0.0)
+        printf(" %8.1f | %6.1f %% |", value, 100.0 * share);
+    else
+        printf(" %8s | %8s |", "-", "-");
 }
 
 static void print_phase(struct kvl_profile *p, size_t index, struct kvl_kernel_times **kernel, size_t n)
 {
     const struct kvl_phase_times *t = &p->phase[index];
     const double wall = (double)t->wall_ns, span = (double)t->span_ns, busy = (double)t->busy_ns;
-    printf("\n%s: %.2f ms a repetition: in kernels %.1f %%, between them %.1f %%, before the first and after the last %.1f %%\n\n", t->name,
-           wall * 1e-6 / (double)t->steps, 100.0 * busy / wall, 100.0 * (span - busy) / wall, 100.0 * (wall - span) / wall);
+    printf("\n%s: %.2f ms a repetition: in kernels %.1f %%, between them %.1f %%, before the first and after the last %.1f %%\n\n",
+           t->name, wall * 1e-6 / (double)t->steps, 100.0 * busy / wall, 100.0 * (span - busy) / wall,
+           100.0 * (wall - span) / wall);
     puts("| kernel                   |    calls | median us |   sum ms | of sum   |     GB/s | of peak  |  GFLOP/s | of peak  |");
     puts("| ------------------------ | -------: | --------: | -------: | -------: | -------: | -------: | -------: | -------: |");
     for (size_t i = 0; i < n; i++) {
@@ -304,7 +313,9 @@ static kvl_status open_record(struct strategy *s, const char *path)
 {
     const struct args *args = s->run->args;
     const struct kvl_fact settings[] = {
-        {"repetitions", (double)args->repetitions, true}, {"warmup", (double)args->warmup, true}, {"seed", (double)args->seed, true},
+        {"repetitions", (double)args->repetitions, true},
+        {"warmup", (double)args->warmup, true},
+        {"seed", (double)args->seed, true},
         {"kernels", args->kernels, true},
     };
     const struct kvl_record_config config = {
@@ -350,7 +361,8 @@ static void print_head(const struct strategy *s, bool first)
     if (run->format != FORMAT_MD || !(first || args->kernels)) return;
     if (first)
         printf("%s on %s%s; cache for %u positions, ubatch %u, %lld repetitions\n\n", run->rig.model->name,
-               kvl_device_caps(run->rig.device)->name, args->exact ? ", exact" : "", s->n_ctx, s->ubatch, (long long)args->repetitions);
+               kvl_device_caps(run->rig.device)->name, args->exact ? ", exact" : "", s->n_ctx, s->ubatch,
+               (long long)args->repetitions);
     print_md_head(run);
 }
 
@@ -436,11 +448,12 @@ done:
 const struct kvl_command kvl_cmd_bench = {
     .name = "bench",
     .summary = "speed of prefill and decode, memory, kernel times",
-    .details = "Lists are combined: every length at every depth for every --kv. Tests are named pp512 (prefill of 512 tokens) and tg128\n"
-               "(decode of 128), @d4096 behind 4096 tokens of context. A decode waits for every token, as sampling would.\n"
-               "Every --kv has a run file of its own; with several of them -o x.h5 gives x-1.h5, x-2.h5 ... in their order.\n"
-               "\n"
-               "  kvlab bench -m data/models/SmolLM2-135M-Instruct.Q4_1.gguf -p 512 -n 128 -d 0,4096 --kv f16 --kv int4",
+    .details =
+        "Lists are combined: every length at every depth for every --kv. Tests are named pp512 (prefill of 512 tokens) and tg128\n"
+        "(decode of 128), @d4096 behind 4096 tokens of context. A decode waits for every token, as sampling would.\n"
+        "Every --kv has a run file of its own; with several of them -o x.h5 gives x-1.h5, x-2.h5 ... in their order.\n"
+        "\n"
+        "  kvlab bench -m data/models/SmolLM2-135M-Instruct.Q4_1.gguf -p 512 -n 128 -d 0,4096 --kv f16 --kv int4",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .args_size = sizeof(struct args),

@@ -184,18 +184,9 @@ static kvl_status put_row(const struct kvl_bench_result *r, struct kvl_record *r
     if (status != KVL_OK) return status;
     if (!phase) phase = &none;
     const union kvl_cell cells[sizeof columns / sizeof *columns] = {
-        {.text = r->name},
-        {.u64 = r->test.n_prompt},
-        {.u64 = r->test.n_gen},
-        {.u64 = r->test.depth},
-        {.u64 = r->n_samples},
-        {.f64 = r->tokens_per_s},
-        {.f64 = r->sd},
-        {.u64 = least_ns(r)},
-        {.f64 = median},
-        {.u64 = phase->wall_ns},
-        {.u64 = phase->span_ns},
-        {.u64 = phase->busy_ns},
+        {.text = r->name},     {.u64 = r->test.n_prompt}, {.u64 = r->test.n_gen},  {.u64 = r->test.depth},
+        {.u64 = r->n_samples}, {.f64 = r->tokens_per_s},  {.f64 = r->sd},          {.u64 = least_ns(r)},
+        {.f64 = median},       {.u64 = phase->wall_ns},   {.u64 = phase->span_ns}, {.u64 = phase->busy_ns},
     };
     return kvl_record_row(record, cells);
 }

@@ -26,9 +26,9 @@ struct kvl_bench_config {
 struct kvl_bench_result {
     char name[KVL_PHASE_BYTES];
     struct kvl_bench_test test;
-    uint64_t *sample_ns;     /* [n_samples] in the order they were taken */
+    uint64_t *sample_ns; /* [n_samples] in the order they were taken */
     size_t n_samples;
-    double tokens_per_s, sd; /* of the samples' rates; sd NaN for one sample */
+    double tokens_per_s, sd;      /* of the samples' rates; sd NaN for one sample */
     struct kvl_cache_bytes bytes; /* after the last repetition */
 };
 

@@ -43,7 +43,7 @@ static const struct kvl_column kernel_columns[] = {
     {"flops", "1", "operations of all launches, 0 if not stated", KVL_COL_U64},
     {"gbps", "GB s-1", "bytes / ns_sum", KVL_COL_F64},
     {"gflops", "ns-1", "operations / ns_sum", KVL_COL_F64},
-    {"peak_share", "1", "share of the measured peak that limits it: gbps of read bandwidth or gflops of multiply-add rate", KVL_COL_F64},
+    {"peak_share", "1", "share of the measured peak that limits it: read bandwidth or multiply-add rate", KVL_COL_F64},
 };
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 

@@ -33,35 +33,46 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 
 #if KVL_VECTORS
 #if KVL_IS_K
+#define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
 
 void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q,
                     const KVL_QS float *aux, KVL_QS float *out)
 {
-    for (uint t = 0; t < KVL_SLICE; t += 16) {
-        float16 dot[KVL_NQ];
-        for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+    for (uint t = 0; t < KVL_SLICE; t += 16 * WIDE) {
+        float16 dot[WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
         for (uint c = 0; c < KVL_D; c++) {
-            const float16 k = LOAD16(block, AT(t0 + t, c));
-            for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], k, dot[r]);
+            KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+            {
+                const float16 k = LOAD16(block, AT(t0 + t + 16 * w, c));
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[w * KVL_NQ + r] = fma(q[r * KVL_D + c], k, dot[w * KVL_NQ + r]);
+            }
         }
-        for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[r], 0, out + r * KVL_B + t);
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) vstore16(dot[i], 0, out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
     }
 }
 #else
+#define WIDE (KVL_D % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
 {
-    for (uint c = 0; c < KVL_D; c += 16) {
-        float16 sum[KVL_NQ];
-        for (uint r = 0; r < KVL_NQ; r++) sum[r] = vload16(0, acc + r * KVL_D + c);
+    for (uint c = 0; c < KVL_D; c += 16 * WIDE) {
+        float16 sum[WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) sum[i] = vload16(0, acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
         for (uint t = 0; t < KVL_SLICE; t++) {
-            const float16 v = LOAD16(block, AT(t0 + t, c));
-            for (uint r = 0; r < KVL_NQ; r++) sum[r] = fma(p[r * KVL_B + t], v, sum[r]);
+            KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+            {
+                const float16 v = LOAD16(block, AT(t0 + t, c + 16 * w));
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[w * KVL_NQ + r] = fma(p[r * KVL_B + t], v, sum[w * KVL_NQ + r]);
+            }
         }
-        for (uint r = 0; r < KVL_NQ; r++) vstore16(sum[r], 0, acc + r * KVL_D + c);
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
     }
 }
 #endif
+#undef WIDE
 #endif
 #undef AT
 #undef LOAD

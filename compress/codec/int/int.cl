@@ -119,83 +119,113 @@ void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
     }
 }
 
+#define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q,
                     const KVL_QS float *aux, KVL_QS float *out)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
-    for (uint t = 0; t < KVL_SLICE; t += 16) {
-        float16 total[KVL_NQ];
-        for (uint r = 0; r < KVL_NQ; r++) total[r] = 0.0f;
+    for (uint t = 0; t < KVL_SLICE; t += 16 * WIDE) {
         for (uint g = 0; g < N_GROUPS; g++) {
-            float16 dot[KVL_NQ];
-            for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+            float16 dot[WIDE * KVL_NQ];
+            KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
             for (uint b = 0; b < SPAN; b++) {
-                const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b));
-                for (uint j = 0; j < PER_BYTE; j++) {
-                    const float16 k = CODES(bytes, j);
-                    for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[r]);
+                KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+                {
+                    const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t + 16 * w, g * SPAN + b));
+                    KVL_UNROLL for (uint j = 0; j < PER_BYTE; j++)
+                    {
+                        const float16 k = CODES(bytes, j);
+                        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                            dot[w * KVL_NQ + r] = fma(q[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[w * KVL_NQ + r]);
+                    }
                 }
             }
-            const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t));
+            KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+            {
+                const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t + 16 * w));
 #if KVL_OPT_ASYM
-            const float16 base = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t));
+                const float16 base = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t + 16 * w));
 #else
-            const float16 base = -OFFSET * scale;
+                const float16 base = -OFFSET * scale;
 #endif
-            for (uint r = 0; r < KVL_NQ; r++) total[r] = fma(dot[r], scale, fma(aux[r * N_GROUPS + g], base, total[r]));
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                {
+                    KVL_QS float *o = out + r * KVL_B + t + 16 * w;
+                    const float16 before = g == 0 ? (float16)0.0f : vload16(0, o);
+                    vstore16(fma(dot[w * KVL_NQ + r], scale, fma(aux[r * N_GROUPS + g], base, before)), 0, o);
+                }
+            }
         }
-        for (uint r = 0; r < KVL_NQ; r++) vstore16(total[r], 0, out + r * KVL_B + t);
     }
 }
+#undef WIDE
 #else
+/* p * scale of a group into `scaled` [NQ][SLICE], and the sums of p * (value at code 0). */
+void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, const KVL_QS float *p, float *scaled, float *base_sum)
+{
+    for (uint r = 0; r < KVL_NQ; r++) {
+        float16 sum = 0.0f;
+        for (uint t = 0; t < KVL_SLICE; t += 16) {
+            const float16 weight = vload16(0, p + r * KVL_B + t);
+            const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t));
+            vstore16(weight * scale, 0, scaled + r * KVL_SLICE + t);
+#if KVL_OPT_ASYM
+            sum = fma(weight, vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t)), sum);
+#else
+            sum = fma(weight, -OFFSET * scale, sum);
+#endif
+        }
+        base_sum[r] = kvl_sum16(sum);
+    }
+}
+
+#define WIDE (KVL_WIDE >= PER_BYTE && SPAN % (16 * KVL_WIDE / PER_BYTE) == 0 ? KVL_WIDE / PER_BYTE : 1) /* vectors of bytes */
+#define SUMS (WIDE * PER_BYTE)
+
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint g = 0; g < N_GROUPS; g++) {
-        float scaled[KVL_NQ * KVL_SLICE], base_sum[KVL_NQ]; /* p * scale; sum of p * base */
-        for (uint r = 0; r < KVL_NQ; r++) {
-            float16 sum = 0.0f;
-            for (uint t = 0; t < KVL_SLICE; t += 16) {
-                const float16 weight = vload16(0, p + r * KVL_B + t);
-                const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g, t0 + t));
-                vstore16(weight * scale, 0, scaled + r * KVL_SLICE + t);
-#if KVL_OPT_ASYM
-                sum = fma(weight, vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g, t0 + t)), sum);
-#else
-                sum = fma(weight, -OFFSET * scale, sum);
-#endif
-            }
-            base_sum[r] = kvl_sum16(sum);
-        }
-#if GROUP % (16 * PER_BYTE) == 0
-        for (uint b = 0; b < SPAN; b += 16) {
-            float16 sum[PER_BYTE * KVL_NQ];
-            for (uint j = 0; j < PER_BYTE; j++)
-                for (uint r = 0; r < KVL_NQ; r++) sum[j * KVL_NQ + r] = vload16(0, acc + r * KVL_D + g * GROUP + j * SPAN + b) + base_sum[r];
+        float scaled[KVL_NQ * KVL_SLICE], base_sum[KVL_NQ];
+        KVL_FN(scale_weights)(params, g, t0, p, scaled, base_sum);
+        KVL_QS float *group = acc + g * GROUP;
+#if KVL_OPT_GROUP % (16 * (8 / KVL_OPT_BITS)) == 0
+        for (uint b = 0; b < SPAN; b += 16 * WIDE) {
+            float16 sum[SUMS * KVL_NQ]; /* [WIDE][PER_BYTE][NQ] */
+#define CHANNEL(i) (b + (i) / KVL_NQ / PER_BYTE * 16 + (i) / KVL_NQ % PER_BYTE * SPAN)
+            KVL_UNROLL for (uint i = 0; i < SUMS * KVL_NQ; i++)
+                sum[i] = vload16(0, group + i % KVL_NQ * KVL_D + CHANNEL(i)) + base_sum[i % KVL_NQ];
             for (uint t = 0; t < KVL_SLICE; t++) {
-                const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b));
-                for (uint j = 0; j < PER_BYTE; j++) {
-                    const float16 v = CODES(bytes, j);
-                    for (uint r = 0; r < KVL_NQ; r++)
-                        sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[j * KVL_NQ + r]);
+                KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+                {
+                    const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b + 16 * w));
+                    KVL_UNROLL for (uint j = 0; j < PER_BYTE; j++)
+                    {
+                        const float16 v = CODES(bytes, j);
+                        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                            sum[(w * PER_BYTE + j) * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[(w * PER_BYTE + j) * KVL_NQ + r]);
+                    }
                 }
             }
-            for (uint j = 0; j < PER_BYTE; j++)
-                for (uint r = 0; r < KVL_NQ; r++) vstore16(sum[j * KVL_NQ + r], 0, acc + r * KVL_D + g * GROUP + j * SPAN + b);
+            KVL_UNROLL for (uint i = 0; i < SUMS * KVL_NQ; i++) vstore16(sum[i], 0, group + i % KVL_NQ * KVL_D + CHANNEL(i));
+#undef CHANNEL
         }
 #else
         for (uint r = 0; r < KVL_NQ; r++)
             for (uint i = 0; i < GROUP; i++) {
-                float sum = acc[r * KVL_D + g * GROUP + i] + base_sum[r];
+                float sum = group[r * KVL_D + i] + base_sum[r];
                 for (uint t = 0; t < KVL_SLICE; t++) {
                     const uint code = block[BYTE_AT(t0 + t, g * SPAN + i % SPAN)] >> (i / SPAN * KVL_OPT_BITS) & CODE_MASK;
                     sum = fma(scaled[r * KVL_SLICE + t], (float)code, sum);
                 }
-                acc[r * KVL_D + g * GROUP + i] = sum;
+                group[r * KVL_D + i] = sum;
             }
 #endif
     }
 }
+#undef WIDE
+#undef SUMS
 #endif
 #undef CODES
 #endif
