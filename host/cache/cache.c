@@ -3,6 +3,7 @@
 #include "cache.h"
 #include "compose.h"
 #include "mem.h"
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -317,7 +318,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
-    KVL_TRY(attend(cache, layer, n, stage, out));              /* 5; 6 and 7 belong to eviction */
+    if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
     KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8 what stays exact leaves the stage */
 done:
     return status;
@@ -332,6 +333,20 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
         cache->reads.bytes += seen * layer->token_bytes;
     }
     cache->position += n;
+}
+
+kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
+{
+    assert(position <= cache->position);
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+        if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+    }
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++)
+            if (cache->sealed[l][s] > position) cache->sealed[l][s] = max_u32(position, cache->plan.layer[l].sink);
+    cache->position = position;
+    return KVL_OK;
 }
 
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }

@@ -18,11 +18,14 @@ uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in *
 
 /* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
  * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; q and k are rotated in place.
- * rotary: [n_ctx][rope_dim / 2] pairs (cos, sin). out: [n][H*G*D] f32. Enqueues only. */
+ * rotary: [n_ctx][rope_dim / 2] pairs (cos, sin). out: [n][H*G*D] f32, NULL = store only, attend to nothing. Enqueues only. */
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out);
 /* After the step of the last layer: the n tokens are now part of the cache. */
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n);
+
+/* Forgets the tokens from `position` on. KVL_SKIP where that cannot be: a window has overwritten older tokens, or exact rows. */
+kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);
 
 /* Tokens and bytes the attention of the last advance() and all before it (since reset) had to read. */
 struct kvl_cache_reads {

@@ -15,7 +15,7 @@ struct args {
     struct kvl_list kv;
     int64_t repetitions, warmup, ubatch, seed;
     int format;
-    bool exact, allow_long, kernels, no_run_file, json;
+    bool exact, allow_long, kernels, synthetic, no_run_file, json;
 };
 
 #define AT(member) offsetof(struct args, member)
@@ -39,6 +39,8 @@ static const struct kvl_opt options[] = {
      .help = "prompt tokens appended at once", .fallback = "512", .min = 1, .max = 1 << 20},
     {.name = "seed", .type = KVL_OPT_INT, .offset = AT(seed), .metavar = "N",
      .help = "seed of the random tokens", .fallback = "0", .min = 0, .max = 9e15},
+    {.name = "synthetic", .type = KVL_OPT_FLAG, .offset = AT(synthetic),
+     .help = "reach a depth with random keys and values instead of a prefill (for long caches)"},
     {.name = "format", .type = KVL_OPT_CHOICE, .offset = AT(format),
      .help = "of the table on stdout", .fallback = "md", .choices = "md|csv|json"},
     {.name = "kernels", .type = KVL_OPT_FLAG, .offset = AT(kernels),
@@ -317,6 +319,7 @@ static kvl_status open_record(struct strategy *s, const char *path)
         {"warmup", (double)args->warmup, true},
         {"seed", (double)args->seed, true},
         {"kernels", args->kernels, true},
+        {"synthetic", args->synthetic, true},
     };
     const struct kvl_record_config config = {
         .command = "bench",
@@ -380,6 +383,7 @@ static kvl_status run_strategy(struct run *run, const struct kvl_spec *spec, boo
         .repetitions = (uint32_t)args->repetitions,
         .warmup = (uint32_t)args->warmup,
         .seed = (uint64_t)args->seed,
+        .synthetic = args->synthetic,
         .exact = args->exact,
         .allow_long = args->allow_long,
         .kernels = args->kernels,

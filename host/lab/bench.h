@@ -19,6 +19,7 @@ struct kvl_bench_config {
     size_t n_tests;
     uint32_t ubatch, repetitions, warmup;
     uint64_t seed;
+    bool synthetic; /* depths are reached with random keys and values (kvl_session_fill) */
     bool exact, allow_long;
     bool kernels; /* the repetitions, not warm-up and fill, run with profiling on; the record needs profile = true */
 };

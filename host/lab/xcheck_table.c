@@ -55,10 +55,10 @@ static bool copy_u64(uint64_t *out, const char *cell)
 /* line is cut into its cells. */
 static bool parse_row(char *line, struct kvl_xcheck_row *row)
 {
-    char *cell[N_COLUMNS];
-    int n = 0;
-    for (char *at = line; at != NULL && n < N_COLUMNS; n++) cell[n] = strsep(&at, ",");
-    if (n != N_COLUMNS) return false;
+    char *cell[N_COLUMNS], *rest = line;
+    for (int i = 0; i < N_COLUMNS; i++)
+        if ((cell[i] = strsep(&rest, ",")) == NULL) return false;
+    if (rest != NULL) return false;
     row->failed = strcmp(cell[4], "failed") == 0;
     return (row->failed || strcmp(cell[4], "ok") == 0) && copy_text(row->program, sizeof row->program, cell[0]) &&
            copy_text(row->digest, sizeof row->digest, cell[1]) && copy_text(row->target, sizeof row->target, cell[2]) &&

@@ -3,6 +3,7 @@
 #include "cache.h"
 #include "linear.h"
 #include "mem.h"
+#include "rng.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +142,7 @@ void kvl_weights_free(struct kvl_weights **weights)
 /* ---- scratch of the forward pass ---- */
 
 enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
-_Static_assert(N_SCRATCH == KVL_SESSION_SCRATCH, "session.h");
+_Static_assert((int)N_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
 static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
 
 struct kvl_session {
@@ -209,6 +210,9 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
         return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
                         weights->model->name, dims->n_ctx_train);
+    if ((uint64_t)dims->n_head * dims->head_dim % 32 != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,
+                        dims->n_head, dims->head_dim);
     KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
@@ -231,7 +235,7 @@ void kvl_session_free(struct kvl_session **session)
 {
     struct kvl_session *s = *session;
     if (s == NULL) return;
-    for (int i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
+    for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
     kvl_cache_free(&s->cache);
     kvl_free(session);
 }
@@ -243,6 +247,8 @@ kvl_status kvl_session_reset(struct kvl_session *s)
     s->launches_before = kvl_device_launches(s->weights->device);
     return KVL_OK;
 }
+
+kvl_status kvl_session_rewind(struct kvl_session *s, uint32_t position) { return kvl_cache_rewind(s->cache, position); }
 
 uint32_t kvl_session_position(const struct kvl_session *s) { return kvl_cache_position(s->cache); }
 struct kvl_device *kvl_session_device(const struct kvl_session *s) { return s->weights->device; }
@@ -346,6 +352,27 @@ kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uin
         done_tokens = end;
     }
 done:
+    return status;
+}
+
+kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
+    float *rows = NULL;
+    KVL_TRY(kvl_alloc(&rows, stage_bytes / sizeof *rows, sizeof *rows));
+    for (uint64_t i = 0; i < stage_bytes / sizeof *rows; i++) rows[i] = (float)kvl_rng_normal(seed, i);
+    KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows));
+    for (uint32_t done_tokens = 0; done_tokens < n;) {
+        const uint32_t piece = n - done_tokens < u ? n - done_tokens : u;
+        for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++)
+            KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], s->scratch[ROTARY], s->weights->model->dims.rope_dim, NULL));
+        kvl_cache_advance(s->cache, piece);
+        done_tokens += piece;
+    }
+done:
+    kvl_free(&rows);
     return status;
 }
 

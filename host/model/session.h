@@ -26,6 +26,10 @@ struct kvl_session;
 kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session_config *config, struct kvl_session **out);
 void kvl_session_free(struct kvl_session **session);
 kvl_status kvl_session_reset(struct kvl_session *session); /* empties the cache: position 0 again */
+/* Forgets the tokens from `position` on; KVL_SKIP where the cache cannot (window, tail). */
+kvl_status kvl_session_rewind(struct kvl_session *session, uint32_t position);
+/* Appends n tokens whose keys and values are random (normal, the same for a seed) instead of computed: a cheap long cache for timings. */
+kvl_status kvl_session_fill(struct kvl_session *session, uint32_t n, uint64_t seed);
 uint32_t kvl_session_position(const struct kvl_session *session); /* tokens seen */
 
 /* Runs n tokens at the next positions, in pieces of at most ubatch. Enqueues; does not wait.
