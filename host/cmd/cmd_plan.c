@@ -212,8 +212,8 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
 
 /* clang-format off */
 static const struct kvl_opt options[] = {
-    {.name = "model", .letter = 'm', .type = KVL_OPT_TEXT, .offset = AT(model), .metavar = "FILE|NAME",
-     .help = "model: a GGUF file, or the name of a public model (below)", .required = true},
+    {.name = "model", .letter = 'm', .type = KVL_OPT_TEXT, .offset = AT(model), .metavar = "MODEL",
+     .help = "a GGUF file, or the name of a public model (below)", .required = true},
     {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
     {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",
      .help = "positions reserved for each user", .min = 1, .max = 1 << 24, .required = true},

@@ -21,8 +21,8 @@ static void print_row(const struct kvl_xcheck_row *r)
     if (r->failed)
         printf("%-16s FAILED  %s\n", r->kernel, r->note[0] ? r->note : "as in the table");
     else
-        printf("%-16s %5u %5u %6u %7u %8llu %7llu %5u %%\n", r->kernel, r->group, r->lanes, r->registers, r->spills, (unsigned long long)r->private_bytes,
-               (unsigned long long)r->local_bytes, r->occupancy);
+        printf("%-16s %5u %5u %6u %7u %8llu %7llu %5u %%\n", r->kernel, r->group, r->lanes, r->registers, r->spills,
+               (unsigned long long)r->private_bytes, (unsigned long long)r->local_bytes, r->occupancy);
 }
 
 static void print_rows(const struct kvl_xcheck_rows *rows)
@@ -31,8 +31,8 @@ static void print_rows(const struct kvl_xcheck_rows *rows)
     for (size_t i = 0; i < rows->n; i++) {
         if (!rows->row[i].is_new) continue;
         if (!has_head)
-            printf("%-44s %-8s %-16s %5s %5s %6s %7s %8s %7s %7s\n", "program", "target", "kernel", "group", "lanes", "regs", "spills", "private",
-                   "local", "busy");
+            printf("%-44s %-8s %-16s %5s %5s %6s %7s %8s %7s %7s\n", "program", "target", "kernel", "group", "lanes", "regs",
+                   "spills", "private", "local", "busy");
         has_head = true;
         print_row(rows->row + i);
     }
@@ -73,8 +73,8 @@ static void print_targets(const struct kvl_xcheck_report *report)
         if (why_skipped(report->compiler + t->vendor)[0] != '\0')
             printf("skipped (%s)%s", why_skipped(report->compiler + t->vendor), c.failed ? "; failures: see above" : "");
         else
-            printf("%4zu kernels, %zu of them compiled now, %zu spill, %zu failures, %zu worse than the table", c.kernels, c.is_new, c.spilling,
-                   c.failed, c.worse);
+            printf("%4zu kernels, %zu of them compiled now, %zu spill, %zu failures, %zu worse than the table", c.kernels, c.is_new,
+                   c.spilling, c.failed, c.worse);
         printf("%s\n", report->other_compiler[t->vendor] ? " (made with another compiler: spills not compared)" : "");
     }
 }
@@ -114,7 +114,8 @@ static cJSON *row_json(const struct kvl_xcheck_row *r)
     cJSON_AddStringToObject(object, "result", r->failed ? "failed" : "ok");
     cJSON_AddStringToObject(object, "verdict", kvl_xcheck_verdict_name[r->verdict]);
     cJSON_AddBoolToObject(object, "compiled_now", r->is_new);
-    for (size_t i = 0; !r->failed && i < sizeof numbers / sizeof *numbers; i++) cJSON_AddNumberToObject(object, numbers[i].name, numbers[i].value);
+    for (size_t i = 0; !r->failed && i < sizeof numbers / sizeof *numbers; i++)
+        cJSON_AddNumberToObject(object, numbers[i].name, numbers[i].value);
     if (r->note[0] != '\0') cJSON_AddStringToObject(object, "note", r->note);
     return object;
 }
@@ -140,11 +141,13 @@ static cJSON *target_json(const struct kvl_xcheck_report *report, const struct k
 static kvl_status print_json(const struct kvl_xcheck_report *report)
 {
     kvl_status status = KVL_OK;
-    cJSON *root = cJSON_CreateObject(), *targets = cJSON_AddArrayToObject(root, "targets"), *rows = cJSON_AddArrayToObject(root, "rows");
+    cJSON *root = cJSON_CreateObject(), *targets = cJSON_AddArrayToObject(root, "targets"),
+          *rows = cJSON_AddArrayToObject(root, "rows");
     cJSON_AddNumberToObject(root, "programs", (double)report->n_programs);
     cJSON_AddNumberToObject(root, "worse", (double)report->n_worse);
     for (size_t i = 0; i < kvl_xcheck_n_targets; i++)
-        if (report->is_wanted[kvl_xcheck_targets[i].vendor]) cJSON_AddItemToArray(targets, target_json(report, kvl_xcheck_targets + i));
+        if (report->is_wanted[kvl_xcheck_targets[i].vendor])
+            cJSON_AddItemToArray(targets, target_json(report, kvl_xcheck_targets + i));
     for (size_t i = 0; i < report->rows.n; i++) cJSON_AddItemToArray(rows, row_json(report->rows.row + i));
     char *text = cJSON_Print(root);
     if (text != NULL)
@@ -161,8 +164,11 @@ static kvl_status print_json(const struct kvl_xcheck_report *report)
 static kvl_status run(void *arguments, size_t n_words, char *const *words)
 {
     const struct args *args = arguments;
-    const struct kvl_xcheck_options options = {.vendor = args->only == EVERY_VENDOR ? -1 : args->only - 1, .match = args->match,
-                                               .table = args->table, .fresh = args->fresh, .update = args->update};
+    const struct kvl_xcheck_options options = {.vendor = args->only == EVERY_VENDOR ? -1 : args->only - 1,
+                                               .match = args->match,
+                                               .table = args->table,
+                                               .fresh = args->fresh,
+                                               .update = args->update};
     struct kvl_xcheck_report report;
     kvl_status status = kvl_xcheck_run(&options, &report);
     if (status != KVL_OK) return status;
@@ -174,33 +180,53 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
         print_worse(&report.rows);
     }
     if (status == KVL_OK && report.n_worse > 0 && !args->update)
-        status = kvl_fail(KVL_E_VERIFY, "%zu new build failures or spills; mend the kernels, or accept them with --update (%s)", report.n_worse, args->table);
+        status = kvl_fail(KVL_E_VERIFY, "%zu new build failures or spills; mend the kernels, or accept them with --update (%s)",
+                          report.n_worse, args->table);
     kvl_xcheck_report_free(&report);
     return status;
 }
 
 static const struct kvl_opt options[] = {
-    {.name = "only", .type = KVL_OPT_CHOICE, .offset = offsetof(struct args, only), .metavar = "VENDOR", .help = "targets of one vendor",
-     .fallback = "all", .choices = "all|nvidia|amd|intel"},
-    {.name = "match", .type = KVL_OPT_TEXT, .offset = offsetof(struct args, match), .metavar = "TEXT",
+    {.name = "only",
+     .type = KVL_OPT_CHOICE,
+     .offset = offsetof(struct args, only),
+     .metavar = "VENDOR",
+     .help = "targets of one vendor",
+     .fallback = "all",
+     .choices = "all|nvidia|amd|intel"},
+    {.name = "match",
+     .type = KVL_OPT_TEXT,
+     .offset = offsetof(struct args, match),
+     .metavar = "TEXT",
      .help = "only programs whose name contains TEXT, as in \"attend.cl int4\""},
-    {.name = "table", .type = KVL_OPT_TEXT, .offset = offsetof(struct args, table), .metavar = "FILE", .help = "the table to compare with",
+    {.name = "table",
+     .type = KVL_OPT_TEXT,
+     .offset = offsetof(struct args, table),
+     .metavar = "FILE",
+     .help = "the table to compare with",
      .fallback = "data/xcheck.csv"},
-    {.name = "fresh", .type = KVL_OPT_FLAG, .offset = offsetof(struct args, fresh),
+    {.name = "fresh",
+     .type = KVL_OPT_FLAG,
+     .offset = offsetof(struct args, fresh),
      .help = "compile again what has not changed since the table was written"},
-    {.name = "update", .type = KVL_OPT_FLAG, .offset = offsetof(struct args, update), .help = "write the table; accepts new failures and spills"},
+    {.name = "update",
+     .type = KVL_OPT_FLAG,
+     .offset = offsetof(struct args, update),
+     .help = "write the table; accepts new failures and spills"},
     KVL_OPTION_JSON(struct args),
 };
 
 const struct kvl_command kvl_cmd_xcheck = {
     .name = "xcheck",
     .summary = "compile the kernels for GPUs that are not here",
-    .details = "Builds every kernel with every codec for NVIDIA (sm_75, sm_80, sm_90), AMD (gfx906, gfx90a, gfx1030) and Intel (gen9, dg2, pvc),\n"
-               "with clang-15, ptxas and ocloc, and shows registers, spills, private and local bytes and an estimate of how busy a\n"
-               "compute unit can be. Programs whose text and compiler are those of the table are not compiled again.\n"
-               "A build failure or spill that the table does not have ends with exit code 3; a vendor without compiler is skipped.\n\n"
-               "    kvlab xcheck --only amd --match \"attend.cl int4\"\n"
-               "    kvlab xcheck --update",
+    .details =
+        "Builds every kernel with every codec for NVIDIA (sm_75, sm_80, sm_90), AMD (gfx906, gfx90a, gfx1030) and Intel (gen9, "
+        "dg2, pvc),\n"
+        "with clang-15, ptxas and ocloc, and shows registers, spills, private and local bytes and an estimate of how busy a\n"
+        "compute unit can be. Programs whose text and compiler are those of the table are not compiled again.\n"
+        "A build failure or spill that the table does not have ends with exit code 3; a vendor without compiler is skipped.\n\n"
+        "    kvlab xcheck --only amd --match \"attend.cl int4\"\n"
+        "    kvlab xcheck --update",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .args_size = sizeof(struct args),

@@ -29,7 +29,8 @@ static kvl_status make_folder(char path[256])
     const char *parent = getenv("TMPDIR");
     if (snprintf(path, 256, "%s/kvlab-xcheck-XXXXXX", parent && parent[0] ? parent : "/tmp") >= 256 || mkdtemp(path) == NULL) {
         path[0] = '\0';
-        return kvl_fail(KVL_E_IO, "cannot make a temporary folder in %s: %s; set TMPDIR", parent ? parent : "/tmp", strerror(errno));
+        return kvl_fail(KVL_E_IO, "cannot make a temporary folder in %s: %s; set TMPDIR", parent ? parent : "/tmp",
+                        strerror(errno));
     }
     return KVL_OK;
 }
@@ -47,15 +48,16 @@ static const struct kvl_xcheck_row *find_row(const struct kvl_xcheck_rows *rows,
 {
     for (size_t i = 0; i < rows->n; i++) {
         const struct kvl_xcheck_row *row = rows->row + i;
-        if (strcmp(row->target, like->target) == 0 && strcmp(row->kernel, like->kernel) == 0 && strcmp(row->program, like->program) == 0)
+        if (strcmp(row->target, like->target) == 0 && strcmp(row->kernel, like->kernel) == 0 &&
+            strcmp(row->program, like->program) == 0)
             return row;
     }
     return NULL;
 }
 
 /* Takes over what the table says about a program and vendor. False if it has nothing, or something for another text. */
-static kvl_status reuse(const struct kvl_xcheck_table *table, const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor,
-                        struct kvl_xcheck_rows *rows, bool *found)
+static kvl_status reuse(const struct kvl_xcheck_table *table, const struct kvl_xcheck_program *program,
+                        enum kvl_xcheck_vendor vendor, struct kvl_xcheck_rows *rows, bool *found)
 {
     kvl_status status = KVL_OK;
     *found = false;
@@ -173,11 +175,13 @@ static kvl_status collect(const struct kvl_xcheck_options *options, const struct
         for (int v = 0; v < KVL_XCHECK_VENDORS; v++) {
             bool found = false;
             if (!report->is_wanted[v] || report->compiler[v].missing[0] != '\0') continue;
-            if (!options->fresh && !report->other_compiler[v]) KVL_TRY(reuse(table, programs + i, (enum kvl_xcheck_vendor)v, &report->rows, &found));
+            if (!options->fresh && !report->other_compiler[v])
+                KVL_TRY(reuse(table, programs + i, (enum kvl_xcheck_vendor)v, &report->rows, &found));
             if (!found) work->unit[work->n++] = (struct unit){programs + i, (enum kvl_xcheck_vendor)v};
         }
     }
-    if (report->n_programs == 0) status = kvl_fail(KVL_E_USAGE, "no program's name contains \"%s\"; %s lists them", options->match, options->table);
+    if (report->n_programs == 0)
+        status = kvl_fail(KVL_E_USAGE, "no program's name contains \"%s\"; %s lists them", options->match, options->table);
 done:
     return status;
 }
@@ -197,8 +201,8 @@ static kvl_status find_compilers(const struct kvl_xcheck_options *options, const
     }
     if (n_found == 0) {
         const int v = options->vendor < 0 ? 0 : options->vendor;
-        status = kvl_fail(KVL_SKIP, "no compiler is here: %s: %s (scripts/setup.sh test installs them on Debian)", kvl_xcheck_vendor_name[v],
-                          report->compiler[v].missing);
+        status = kvl_fail(KVL_SKIP, "no compiler is here: %s: %s (scripts/setup.sh test installs them on Debian)",
+                          kvl_xcheck_vendor_name[v], report->compiler[v].missing);
     }
 done:
     return status;
@@ -230,15 +234,16 @@ static void sort_rows(struct kvl_xcheck_rows *rows)
 }
 
 /* Old rows that this run says nothing about stay. */
-static kvl_status update(const struct kvl_xcheck_options *options, const struct kvl_xcheck_report *report, struct kvl_xcheck_table *table)
+static kvl_status update(const struct kvl_xcheck_options *options, const struct kvl_xcheck_report *report,
+                         struct kvl_xcheck_table *table)
 {
     kvl_status status = KVL_OK;
     struct kvl_xcheck_table merged = {0};
     for (int v = 0; v < KVL_XCHECK_VENDORS; v++) {
         const bool is_new = was_compiled(report, (enum kvl_xcheck_vendor)v);
         if (is_new && report->other_compiler[v] && options->match != NULL) {
-            status = kvl_fail(KVL_E_USAGE, "%s was made with %s, here is %s: update the table without --match", options->table, table->version[v],
-                              report->compiler[v].version);
+            status = kvl_fail(KVL_E_USAGE, "%s was made with %s, here is %s: update the table without --match", options->table,
+                              table->version[v], report->compiler[v].version);
             goto done;
         }
         snprintf(merged.version[v], sizeof merged.version[v], "%s", is_new ? report->compiler[v].version : table->version[v]);
@@ -250,7 +255,8 @@ static kvl_status update(const struct kvl_xcheck_options *options, const struct 
         KVL_TRY(kvl_xcheck_rows_add(&merged.rows, row));
     }
     for (size_t i = 0; i < report->rows.n; i++)
-        if (was_compiled(report, vendor_of(report->rows.row[i].target))) KVL_TRY(kvl_xcheck_rows_add(&merged.rows, report->rows.row + i));
+        if (was_compiled(report, vendor_of(report->rows.row[i].target)))
+            KVL_TRY(kvl_xcheck_rows_add(&merged.rows, report->rows.row + i));
     sort_rows(&merged.rows);
     KVL_TRY(kvl_xcheck_table_write(options->table, &merged));
 done:

@@ -1,8 +1,8 @@
 /* Offline compilation of all kernels for GPUs that are not here: does a text build, does it spill, how many work-items fit?
  *
- * The texts are those that the host would build on a GPU (KVL_WG 64, local memory shared by a tile). What the compilers say is one row a
- * program, target and kernel; a committed table of such rows is what later runs are compared with. A program whose text and compiler are
- * those of the table is not compiled again. */
+ * The texts are those that the host would build on a GPU (KVL_WG 64, local memory shared by a tile). What the compilers say is one
+ * row a program, target and kernel; a committed table of such rows is what later runs are compared with. A program whose text and
+ * compiler are those of the table is not compiled again. */
 #ifndef KVL_XCHECK_H
 #define KVL_XCHECK_H
 #include "status.h"
@@ -30,15 +30,16 @@ extern const char *const kvl_xcheck_verdict_name[KVL_XCHECK_VERDICTS];
 struct kvl_xcheck_row {
     char program[96], digest[17], target[16], kernel[64]; /* kernel "" if the program failed */
     bool failed;
-    uint32_t group, lanes;   /* work-items a group (64 assumed where a kernel does not say), and that run in step */
-    uint32_t registers, spills; /* a work-item's 4-byte registers (Intel: a thread's), and values that did not fit, as the compiler counts */
-    uint64_t private_bytes;  /* stack of a work-item, spills included */
-    uint64_t local_bytes;    /* static local memory of a group */
-    uint32_t occupancy;      /* estimate: % of a compute unit's work-item slots that are in use */
+    uint32_t group, lanes;  /* work-items a group (64 assumed where a kernel does not say), and that run in step */
+    uint32_t registers;     /* of a work-item, 4 bytes each; Intel: of a thread */
+    uint32_t spills;        /* values that did not fit, as the compiler counts */
+    uint64_t private_bytes; /* stack of a work-item, spills included */
+    uint64_t local_bytes;   /* static local memory of a group */
+    uint32_t occupancy;     /* estimate: % of a compute unit's work-item slots that are in use */
 
     /* of this run, not in the table */
-    char note[256];          /* why it failed */
-    bool is_new;             /* compiled now */
+    char note[256]; /* why it failed */
+    bool is_new;    /* compiled now */
     enum kvl_xcheck_verdict verdict;
     uint32_t table_spills;
 };
@@ -57,10 +58,10 @@ extern const char *const kvl_xcheck_vendor_name[KVL_XCHECK_VENDORS];
 
 /* A compute unit, as far as it limits how many work-items it holds. */
 struct kvl_xcheck_target {
-    const char *name, *machine;         /* machine: what its compiler calls it */
+    const char *name, *machine; /* machine: what its compiler calls it */
     enum kvl_xcheck_vendor vendor;
-    uint32_t simds, waves_a_simd;       /* a wave is what runs in step */
-    uint32_t simd_registers, granule;   /* registers a lane that the waves of a SIMD share, and the unit they are given in; 0 = no limit */
+    uint32_t simds, waves_a_simd;     /* a wave is what runs in step */
+    uint32_t simd_registers, granule; /* a lane's that the waves of a SIMD share, and the unit they are given in; 0 = no limit */
     uint32_t groups;
     uint64_t local_bytes, group_local_bytes;
 };
@@ -76,12 +77,14 @@ struct kvl_xcheck_compiler {
 /* Looks for the compilers. dir: a folder for temporary files. */
 kvl_status kvl_xcheck_find_compiler(enum kvl_xcheck_vendor vendor, const char *dir, struct kvl_xcheck_compiler *out);
 
-/* Compiles a program for all targets of a vendor, in dir, which must be empty and exist. A text that does not build is a row, not an error. */
-kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor, const struct kvl_xcheck_compiler *compiler,
-                              const char *dir, struct kvl_xcheck_rows *rows);
+/* Compiles a program for all targets of a vendor, in dir, which must be empty and exist. A text that does not build is a row, not
+ * an error. */
+kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor,
+                              const struct kvl_xcheck_compiler *compiler, const char *dir, struct kvl_xcheck_rows *rows);
 
 /* What the compilers print; each appends one row a kernel, with target's name and occupancy filled in. */
-kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log, struct kvl_xcheck_rows *rows);
+kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log,
+                                   struct kvl_xcheck_rows *rows);
 kvl_status kvl_xcheck_parse_amd(const struct kvl_xcheck_target *target, const char *assembly, struct kvl_xcheck_rows *rows);
 kvl_status kvl_xcheck_parse_intel(const struct kvl_xcheck_target *target, const char *binary, size_t size, const char *log,
                                   struct kvl_xcheck_rows *rows);

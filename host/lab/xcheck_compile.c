@@ -19,9 +19,9 @@ enum { MOST_SECONDS = 40 };
 
 const char *const kvl_xcheck_vendor_name[KVL_XCHECK_VENDORS] = {"nvidia", "amd", "intel"};
 
-/* Sources: NVIDIA, CUDA C++ Programming Guide, "Features and Technical Specifications" (a partition's register file is 16384 x 4 bytes, 512 a
- * lane). AMD, ISA documents of Vega, MI200 and RDNA2 and LLVM's "User Guide for AMDGPU Backend". Intel, oneAPI GPU Optimization Guide
- * (threads a vector engine; registers are fixed a thread). */
+/* Sources: NVIDIA, CUDA C++ Programming Guide, "Features and Technical Specifications" (a partition's register file is 16384 x 4
+ * bytes, 512 a lane). AMD, ISA documents of Vega, MI200 and RDNA2 and LLVM's "User Guide for AMDGPU Backend". Intel, oneAPI GPU
+ * Optimization Guide (threads a vector engine; registers are fixed a thread). */
 const struct kvl_xcheck_target kvl_xcheck_targets[] = {
     {"sm_75", "sm_75", KVL_XCHECK_NVIDIA, 4, 8, 512, 8, 16, 64 << 10, 48 << 10},
     {"sm_80", "sm_80", KVL_XCHECK_NVIDIA, 4, 16, 512, 8, 32, 164 << 10, 48 << 10},
@@ -43,7 +43,8 @@ static void become(char *const *argv, const char *dir, const char *log)
 {
     const struct rlimit seconds = {MOST_SECONDS, MOST_SECONDS + 1};
     const int out = chdir(dir) == 0 ? open(log, O_WRONLY | O_CREAT | O_TRUNC, 0644) : -1, in = open("/dev/null", O_RDONLY);
-    if (out < 0 || in < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || setrlimit(RLIMIT_CPU, &seconds) != 0) _exit(127);
+    if (out < 0 || in < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || setrlimit(RLIMIT_CPU, &seconds) != 0)
+        _exit(127);
     execv(argv[0], argv);
     _exit(127);
 }
@@ -74,19 +75,16 @@ static kvl_status read_output(const char *dir, const char *name, char **data, si
 
 /* ---- finding compilers ---- */
 
-/* The first of the NULL-ended names that is an executable in $PATH or in `folder`. */
-static bool find_program(const char *const *names, const char *folder, char path[256])
+/* An executable in $PATH, or at `other` if that is not NULL. */
+static bool find_program(const char *name, const char *other, char path[256])
 {
     const char *search = getenv("PATH");
-    for (; *names != NULL; names++) {
-        for (const char *at = search ? search : ""; *at != '\0';) {
-            const int n = (int)strcspn(at, ":");
-            if (snprintf(path, 256, "%.*s/%s", n, at, *names) < 256 && access(path, X_OK) == 0) return true;
-            at += n + (at[n] == ':');
-        }
-        if (folder != NULL && snprintf(path, 256, "%s/%s", folder, *names) < 256 && access(path, X_OK) == 0) return true;
+    for (const char *at = search ? search : ""; *at != '\0';) {
+        const int n = (int)strcspn(at, ":");
+        if (snprintf(path, 256, "%.*s/%s", n, at, name) < 256 && access(path, X_OK) == 0) return true;
+        at += n + (at[n] == ':');
     }
-    return false;
+    return other != NULL && access(other, X_OK) == 0 && snprintf(path, 256, "%s", other) < 256;
 }
 
 static bool find_path(const char *const *paths, char path[256])
@@ -115,19 +113,18 @@ done:
 }
 
 /* The libraries of built-in functions are bitcode of this version. */
-static const char *const clang_names[] = {"clang-15", NULL};
+static const char clang[] = "clang-15";
 
 static kvl_status find_nvidia(const char *dir, struct kvl_xcheck_compiler *c)
 {
     static const char *const libraries[] = {"/usr/lib/clc/nvptx64--nvidiacl.bc", "/usr/share/clc/nvptx64--nvidiacl.bc", NULL};
-    static const char *const assemblers[] = {"ptxas", NULL};
     kvl_status status = KVL_OK;
-    if (!find_program(clang_names, NULL, c->clang) || !find_path(libraries, c->library)) {
+    if (!find_program(clang, NULL, c->clang) || !find_path(libraries, c->library)) {
         snprintf(c->missing, sizeof c->missing, "no clang-15 with libclc-15");
         return KVL_OK;
     }
     KVL_TRY(append_version((const char *const[]){c->clang, "--version", NULL}, "version", dir, c->version));
-    if (find_program(assemblers, "/usr/local/cuda/bin", c->assembler))
+    if (find_program("ptxas", "/usr/local/cuda/bin/ptxas", c->assembler))
         KVL_TRY(append_version((const char *const[]){c->assembler, "--version", NULL}, "release", dir, c->version));
     else
         snprintf(c->ptx_only, sizeof c->ptx_only, "no ptxas of the CUDA toolkit; compiled to PTX only");
@@ -139,7 +136,7 @@ static kvl_status find_amd(const char *dir, struct kvl_xcheck_compiler *c)
 {
     static const char *const libraries[] = {"/usr/lib/x86_64-linux-gnu/amdgcn/bitcode", "/usr/lib/aarch64-linux-gnu/amdgcn/bitcode",
                                             "/usr/lib/amdgcn/bitcode", NULL};
-    if (!find_program(clang_names, NULL, c->clang) || !find_path(libraries, c->library)) {
+    if (!find_program(clang, NULL, c->clang) || !find_path(libraries, c->library)) {
         snprintf(c->missing, sizeof c->missing, "no clang-15 with rocm-device-libs");
         return KVL_OK;
     }
@@ -148,8 +145,7 @@ static kvl_status find_amd(const char *dir, struct kvl_xcheck_compiler *c)
 
 static kvl_status find_intel(const char *dir, struct kvl_xcheck_compiler *c)
 {
-    static const char *const names[] = {"ocloc", NULL};
-    if (!find_program(names, NULL, c->clang)) {
+    if (!find_program("ocloc", NULL, c->clang)) {
         snprintf(c->missing, sizeof c->missing, "no ocloc (Debian: intel-opencl-icd)");
         return KVL_OK;
     }
@@ -160,7 +156,8 @@ static kvl_status find_intel(const char *dir, struct kvl_xcheck_compiler *c)
     KVL_TRY(run((const char *const[]){c->clang, "query", "OCL_DRIVER_VERSION", NULL}, dir, "version", &outcome, &printed));
     const bool is_known = outcome == BUILT && read_output(dir, "OCL_DRIVER_VERSION", &version, &size) == KVL_OK;
     kvl_error_clear();
-    snprintf(c->version, sizeof c->version, "ocloc %.*s", is_known ? (int)strcspn(version, ", \r\n") : 7, is_known ? version : "unknown");
+    snprintf(c->version, sizeof c->version, "ocloc %.*s", is_known ? (int)strcspn(version, ", \r\n") : 7,
+             is_known ? version : "unknown");
 done:
     kvl_free(&printed);
     kvl_free(&version);
@@ -169,14 +166,16 @@ done:
 
 kvl_status kvl_xcheck_find_compiler(enum kvl_xcheck_vendor vendor, const char *dir, struct kvl_xcheck_compiler *out)
 {
-    static kvl_status (*const find[KVL_XCHECK_VENDORS])(const char *, struct kvl_xcheck_compiler *) = {find_nvidia, find_amd, find_intel};
+    static kvl_status (*const find[KVL_XCHECK_VENDORS])(const char *, struct kvl_xcheck_compiler *) = {find_nvidia, find_amd,
+                                                                                                       find_intel};
     *out = (struct kvl_xcheck_compiler){0};
     return find[vendor](dir, out);
 }
 
 /* ---- compiling ---- */
 
-static kvl_status add_failure(const struct kvl_xcheck_target *target, enum outcome outcome, const char *printed, struct kvl_xcheck_rows *rows)
+static kvl_status add_failure(const struct kvl_xcheck_target *target, enum outcome outcome, const char *printed,
+                              struct kvl_xcheck_rows *rows)
 {
     struct kvl_xcheck_row row = {.failed = true};
     snprintf(row.target, sizeof row.target, "%s", target->name);
@@ -199,18 +198,19 @@ static kvl_status check_rows(const struct kvl_xcheck_target *target, size_t befo
     return rows->n > before ? KVL_OK : add_failure(target, REFUSED, who, rows);
 }
 
-#define CLANG_FOR(clang, ...)                                                                                                              \
-    (clang), "-x", "cl", "-cl-std=CL1.2", "-D__OPENCL_VERSION__=120", "-Xclang", "-finclude-default-header", "-O3", "-S", "p.cl", __VA_ARGS__, NULL
+#define CLANG_FOR(clang, ...)                                                                                                      \
+    (clang), "-x", "cl", "-cl-std=CL1.2", "-D__OPENCL_VERSION__=120", "-Xclang", "-finclude-default-header", "-O3", "-S", "p.cl",  \
+        __VA_ARGS__, NULL
 
-static kvl_status assemble_nvidia(const struct kvl_xcheck_target *target, const struct kvl_xcheck_compiler *c, const char *dir, const char *ptx,
-                                  struct kvl_xcheck_rows *rows)
+static kvl_status assemble_nvidia(const struct kvl_xcheck_target *target, const struct kvl_xcheck_compiler *c, const char *dir,
+                                  const char *ptx, struct kvl_xcheck_rows *rows)
 {
     kvl_status status = KVL_OK;
     char *printed = NULL;
     enum outcome outcome;
     const size_t before = rows->n;
-    KVL_TRY(run((const char *const[]){c->assembler, "-v", "-arch", target->machine, "p.ptx", "-o", "p.cubin", NULL}, dir, "ptxas.log", &outcome,
-                &printed));
+    KVL_TRY(run((const char *const[]){c->assembler, "-v", "-arch", target->machine, "p.ptx", "-o", "p.cubin", NULL}, dir,
+                "ptxas.log", &outcome, &printed));
     if (outcome != BUILT)
         status = add_failure(target, outcome, printed, rows);
     else if ((status = kvl_xcheck_parse_nvidia(target, ptx, printed, rows)) == KVL_OK)
@@ -221,15 +221,16 @@ done:
 }
 
 /* One PTX text serves all targets. */
-static kvl_status compile_nvidia(const struct kvl_xcheck_target *targets, size_t n, const struct kvl_xcheck_compiler *c, const char *dir,
-                                 struct kvl_xcheck_rows *rows)
+static kvl_status compile_nvidia(const struct kvl_xcheck_target *targets, size_t n, const struct kvl_xcheck_compiler *c,
+                                 const char *dir, struct kvl_xcheck_rows *rows)
 {
     kvl_status status = KVL_OK;
     char *printed = NULL, *ptx = NULL;
     size_t size;
     enum outcome outcome;
-    const char *const argv[] = {CLANG_FOR(c->clang, "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-target-cpu", "-Xclang", targets[0].machine,
-                                          "-Xclang", "-mlink-bitcode-file", "-Xclang", c->library, "-o", "p.ptx")};
+    const char *const argv[] = {CLANG_FOR(c->clang, "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-target-cpu", "-Xclang",
+                                          targets[0].machine, "-Xclang", "-mlink-bitcode-file", "-Xclang", c->library, "-o",
+                                          "p.ptx")};
     KVL_TRY(run(argv, dir, "clang.log", &outcome, &printed));
     if (outcome == BUILT) KVL_TRY(read_output(dir, "p.ptx", &ptx, &size));
     for (size_t i = 0; i < n; i++)
@@ -276,8 +277,8 @@ static kvl_status compile_intel(const struct kvl_xcheck_target *target, const st
     size_t size;
     enum outcome outcome;
     const size_t before = rows->n;
-    KVL_TRY(run((const char *const[]){c->clang, "compile", "-file", "p.cl", "-device", target->machine, "--format", "zebin", "-options", "-cl-std=CL1.2",
-                                      "-exclude_ir", "-output", "k.bin", "-output_no_suffix", NULL},
+    KVL_TRY(run((const char *const[]){c->clang, "compile", "-file", "p.cl", "-device", target->machine, "--format", "zebin",
+                                      "-options", "-cl-std=CL1.2", "-exclude_ir", "-output", "k.bin", "-output_no_suffix", NULL},
                 dir, "ocloc.log", &outcome, &printed));
     if (outcome != BUILT) {
         status = add_failure(target, outcome, printed, rows);
@@ -292,8 +293,8 @@ done:
     return status;
 }
 
-kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor, const struct kvl_xcheck_compiler *compiler,
-                              const char *dir, struct kvl_xcheck_rows *rows)
+kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor,
+                              const struct kvl_xcheck_compiler *compiler, const char *dir, struct kvl_xcheck_rows *rows)
 {
     kvl_status status = KVL_OK;
     char path[512];

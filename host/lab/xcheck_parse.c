@@ -14,7 +14,8 @@ enum { ASSUMED_GROUP = 64 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
-/* Work-items that a compute unit holds of those it has room for, in percent. Groups are whole; a wave counts its lanes that do work. */
+/* Work-items that a compute unit holds of those it has room for, in percent. Groups are whole; a wave counts its lanes that do
+ * work. */
 static uint32_t occupancy_of(const struct kvl_xcheck_target *t, const struct kvl_xcheck_row *row)
 {
     const uint32_t waves_a_group = ceil_div(row->group, row->lanes);
@@ -36,8 +37,8 @@ static void complete(const struct kvl_xcheck_target *target, struct kvl_xcheck_r
     row->occupancy = occupancy_of(target, row);
     row->failed = row->local_bytes > target->group_local_bytes;
     if (row->failed)
-        snprintf(row->note, sizeof row->note, "needs %llu bytes of local memory, a group has %llu", (unsigned long long)row->local_bytes,
-                 (unsigned long long)target->group_local_bytes);
+        snprintf(row->note, sizeof row->note, "needs %llu bytes of local memory, a group has %llu",
+                 (unsigned long long)row->local_bytes, (unsigned long long)target->group_local_bytes);
 }
 
 static struct kvl_xcheck_row new_row(const struct kvl_xcheck_target *target, uint32_t lanes)
@@ -89,7 +90,8 @@ static uint64_t number_before(const char *line, const char *word)
     return number(at);
 }
 
-kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log, struct kvl_xcheck_rows *rows)
+kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log,
+                                   struct kvl_xcheck_rows *rows)
 {
     enum { WARP = 32, REGISTER_BYTES = 4 };
     kvl_status status = KVL_OK;
@@ -163,14 +165,15 @@ static uint32_t intel_spills(const char *log, const char *kernel)
     char line[512], name[64];
     unsigned simd, registers, spills;
     while (next_line(&log, line))
-        if (sscanf(line, "warning: kernel %63s compiled SIMD%u allocated %u regs and spilled around %u", name, &simd, &registers, &spills) == 4 &&
+        if (sscanf(line, "warning: kernel %63s compiled SIMD%u allocated %u regs and spilled around %u", name, &simd, &registers,
+                   &spills) == 4 &&
             strcmp(name, kernel) == 0)
             return spills;
     return 0;
 }
 
-static kvl_status add_intel(const struct kvl_xcheck_target *target, const char *log, uint64_t thread_bytes, struct kvl_xcheck_row *row,
-                            struct kvl_xcheck_rows *rows)
+static kvl_status add_intel(const struct kvl_xcheck_target *target, const char *log, uint64_t thread_bytes,
+                            struct kvl_xcheck_row *row, struct kvl_xcheck_rows *rows)
 {
     if (row->kernel[0] == '\0' || row->lanes == 0) return KVL_OK;
     row->private_bytes += thread_bytes / row->lanes;

@@ -73,7 +73,8 @@ done:
     return status;
 }
 
-static kvl_status add_cache_program(struct list *list, const struct kvl_cache_plan *plan, const char *codecs, const char *file, uint32_t tile)
+static kvl_status add_cache_program(struct list *list, const struct kvl_cache_plan *plan, const char *codecs, const char *file,
+                                    uint32_t tile)
 {
     kvl_status status = KVL_OK;
     struct kvl_composition composition = {0};
@@ -86,7 +87,8 @@ done:
     return status;
 }
 
-static kvl_status add_cache_programs(struct list *list, const char *spec_text, const char *codecs, const struct kvl_cache_dims *dims)
+static kvl_status add_cache_programs(struct list *list, const char *spec_text, const char *codecs,
+                                     const struct kvl_cache_dims *dims)
 {
     kvl_status status = KVL_OK;
     struct kvl_spec *spec = NULL;
@@ -128,7 +130,8 @@ done:
 static kvl_status add_other(struct list *list, const struct other *other)
 {
     char name[96];
-    const struct kvl_source parts[] = {{"platform.cl", kvl_source_text("platform.cl")}, {other->file, kvl_source_text(other->file)}};
+    const struct kvl_source parts[] = {{"platform.cl", kvl_source_text("platform.cl")},
+                                       {other->file, kvl_source_text(other->file)}};
     snprintf(name, sizeof name, "%s %s", other->file, other->options);
     return other->with_platform ? add(list, name, other->options, parts, 2) : add(list, name, other->options, parts + 1, 1);
 }
@@ -141,7 +144,8 @@ kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)
         for (size_t i = 0; i < kvl_registry_count(); i++) {
             const struct kvl_plugin_head *plugin = kvl_registry_at(i);
             const struct kvl_codec *codec = (const struct kvl_codec *)plugin;
-            if (plugin->kind == KVL_KIND_CODEC && codec->roles & (KVL_ROLE_K | KVL_ROLE_V)) KVL_TRY(add_codec(&list, codec, shapes + s));
+            if (plugin->kind == KVL_KIND_CODEC && codec->roles & (KVL_ROLE_K | KVL_ROLE_V))
+                KVL_TRY(add_codec(&list, codec, shapes + s));
         }
         KVL_TRY(add_cache_programs(&list, mixed_pair, "int8+int4", shapes + s));
     }

@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char columns[] = "program,digest,target,kernel,result,group,lanes,registers,spills,private_bytes,local_bytes,occupancy";
+static const char columns[] =
+    "program,digest,target,kernel,result,group,lanes,registers,spills,private_bytes,local_bytes,occupancy";
 enum { N_COLUMNS = 12 };
 
 kvl_status kvl_xcheck_rows_add(struct kvl_xcheck_rows *rows, const struct kvl_xcheck_row *row)
@@ -62,9 +63,9 @@ static bool parse_row(char *line, struct kvl_xcheck_row *row)
     row->failed = strcmp(cell[4], "failed") == 0;
     return (row->failed || strcmp(cell[4], "ok") == 0) && copy_text(row->program, sizeof row->program, cell[0]) &&
            copy_text(row->digest, sizeof row->digest, cell[1]) && copy_text(row->target, sizeof row->target, cell[2]) &&
-           copy_text(row->kernel, sizeof row->kernel, cell[3]) && copy_u32(&row->group, cell[5]) && copy_u32(&row->lanes, cell[6]) &&
-           copy_u32(&row->registers, cell[7]) && copy_u32(&row->spills, cell[8]) && copy_u64(&row->private_bytes, cell[9]) &&
-           copy_u64(&row->local_bytes, cell[10]) && copy_u32(&row->occupancy, cell[11]);
+           copy_text(row->kernel, sizeof row->kernel, cell[3]) && copy_u32(&row->group, cell[5]) &&
+           copy_u32(&row->lanes, cell[6]) && copy_u32(&row->registers, cell[7]) && copy_u32(&row->spills, cell[8]) &&
+           copy_u64(&row->private_bytes, cell[9]) && copy_u64(&row->local_bytes, cell[10]) && copy_u32(&row->occupancy, cell[11]);
 }
 
 /* "# nvidia: ..." */
@@ -94,8 +95,9 @@ kvl_status kvl_xcheck_table_read(const char *path, struct kvl_xcheck_table *out)
             continue;
         }
         if (!parse_row(line, &row)) {
-            status = kvl_fail(KVL_E_FORMAT, "%s, line %zu: not a row of %s; write the table anew with kvlab xcheck --fresh --update", path, n_lines,
-                              columns);
+            status =
+                kvl_fail(KVL_E_FORMAT, "%s, line %zu: not a row of %s; write the table anew with kvlab xcheck --fresh --update",
+                         path, n_lines, columns);
             goto done;
         }
         KVL_TRY(kvl_xcheck_rows_add(&out->rows, &row));
@@ -111,13 +113,14 @@ kvl_status kvl_xcheck_table_write(const char *path, const struct kvl_xcheck_tabl
     kvl_status status = KVL_OK;
     struct kvl_text text = {0};
     for (int v = 0; v < KVL_XCHECK_VENDORS; v++)
-        if (table->version[v][0] != '\0') KVL_TRY(kvl_text_printf(&text, "# %s: %s\n", kvl_xcheck_vendor_name[v], table->version[v]));
+        if (table->version[v][0] != '\0')
+            KVL_TRY(kvl_text_printf(&text, "# %s: %s\n", kvl_xcheck_vendor_name[v], table->version[v]));
     KVL_TRY(kvl_text_printf(&text, "%s\n", columns));
     for (size_t i = 0; i < table->rows.n; i++) {
         const struct kvl_xcheck_row *r = table->rows.row + i;
         KVL_TRY(kvl_text_printf(&text, "%s,%s,%s,%s,%s,%u,%u,%u,%u,%llu,%llu,%u\n", r->program, r->digest, r->target, r->kernel,
-                                r->failed ? "failed" : "ok", r->group, r->lanes, r->registers, r->spills, (unsigned long long)r->private_bytes,
-                                (unsigned long long)r->local_bytes, r->occupancy));
+                                r->failed ? "failed" : "ok", r->group, r->lanes, r->registers, r->spills,
+                                (unsigned long long)r->private_bytes, (unsigned long long)r->local_bytes, r->occupancy));
     }
     KVL_TRY(kvl_file_write(path, text.data, text.size));
 done:

@@ -5,16 +5,12 @@
 #include "../../data/golden/tiny_answers.h"
 
 enum { MAX_LOGITS = TINY_TOKENS * TINY_VOCAB };
-#define INT4_BOUND 1e9
-#define INT8_BOUND 1e9
-#define F16_BOUND 1e9
-#define FAST_BOUND 1e9
 
-/* Logits of all tokens, fed in one call that the session cuts into ubatches. */
-static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protocol, uint32_t ubatch, bool exact, float *logits)
+/* Exact mode: logits of all tokens, fed in one call that the session cuts into ubatches. */
+static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protocol, uint32_t ubatch, float *logits)
 {
     const struct kvl_session_config config = {
-        .n_ctx = TINY_TOKENS, .ubatch = ubatch, .protocol = protocol, .exact = exact, .max_logits = TINY_TOKENS};
+        .n_ctx = TINY_TOKENS, .ubatch = ubatch, .protocol = protocol, .exact = true, .max_logits = TINY_TOKENS};
     rig_session(r, spec, config);
     rig_forward(r, tiny_token, TINY_TOKENS, logits);
 }
@@ -33,7 +29,7 @@ static void exact_mode_equals_float64(void **state)
 {
     static float logits[MAX_LOGITS];
     struct rig r = rig_load(TINY_MODEL);
-    run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 128, true, logits);
+    run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 128, logits);
     const double full = ROWS_DIFFERENCE(logits, tiny_row, tiny_logits);
 
     float key[TINY_KV_HEADS * TINY_HEAD_DIM], value[TINY_KV_HEADS * TINY_HEAD_DIM];
@@ -45,36 +41,38 @@ static void exact_mode_equals_float64(void **state)
         rows = fmax(rows, largest_difference(value, tiny_value[l], TINY_KV_HEADS * TINY_HEAD_DIM));
     }
 
-    run_tokens(&r, "f32 " TINY_WINDOW, KVL_P2_WRITE_THEN_READ, 128, true, logits);
+    run_tokens(&r, "f32 " TINY_WINDOW, KVL_P2_WRITE_THEN_READ, 128, logits);
     const double window = ROWS_DIFFERENCE(logits, tiny_window_row, tiny_window_logits);
-    run_tokens(&r, "int4", KVL_P1_FAKE_QUANT, 128, true, logits);
+    run_tokens(&r, "int4", KVL_P1_FAKE_QUANT, 128, logits);
     const double int4 = ROWS_DIFFERENCE(logits, tiny_int4_row, tiny_int4_logits);
     print_message("    largest differences: logits %.1e, keys and values %.1e, window %.1e, int4 %.1e\n", full, rows, window, int4);
     assert_true(full < 2e-4);
     assert_true(rows < 2e-5);
     assert_true(window < 2e-4);
-    assert_true(int4 < INT4_BOUND);
+    assert_true(int4 < 0.3); /* a code at the edge of two may flip; int4 itself moves these logits by up to 5 */
     rig_free(&r);
 }
 
-/* Without --exact, activations may be rounded to 8 bits; the top token may change only where the two best are close. */
+/* Without --exact, the activations of a decode step may be rounded to 8 bits and attention is split over work-groups. */
 static void fast_mode_stays_close(void **state)
 {
-    static float exact[MAX_LOGITS], fast[MAX_LOGITS];
+    enum { BEFORE = 2 * TINY_TOKENS, STEPS = 20 }; /* long enough for several splits */
+    static float exact[STEPS * TINY_VOCAB], fast[STEPS * TINY_VOCAB];
     double squares = 0.0, error = 0.0;
-    int same = 0;
     struct rig r = rig_load(TINY_MODEL);
-    run_tokens(&r, "f16", KVL_P2_WRITE_THEN_READ, 128, true, exact);
-    run_tokens(&r, "f16", KVL_P2_WRITE_THEN_READ, 128, false, fast);
-    for (int i = 0; i < MAX_LOGITS; i++) {
+    for (int mode = 0; mode < 2; mode++) {
+        const struct kvl_session_config config = {
+            .n_ctx = BEFORE + STEPS, .ubatch = 150, .protocol = KVL_P2_WRITE_THEN_READ, .exact = mode == 0};
+        rig_session(&r, "f16", config);
+        for (int i = 0; i < 2; i++) assert_ok(kvl_session_forward(r.session, tiny_token, TINY_TOKENS, 0));
+        for (int i = 0; i < STEPS; i++) rig_forward(&r, tiny_token + i, 1, (mode == 0 ? exact : fast) + i * TINY_VOCAB);
+    }
+    for (int i = 0; i < STEPS * TINY_VOCAB; i++) {
         squares += (double)exact[i] * exact[i];
         error += ((double)fast[i] - exact[i]) * ((double)fast[i] - exact[i]);
     }
-    for (int i = 0; i < TINY_TOKENS; i++)
-        same += largest_at(exact + i * TINY_VOCAB, TINY_VOCAB) == largest_at(fast + i * TINY_VOCAB, TINY_VOCAB);
-    print_message("    rms error %.2e of the logits' rms, %d of %d top tokens the same\n", sqrt(error / squares), same, TINY_TOKENS);
-    assert_true(sqrt(error / squares) < FAST_BOUND);
-    assert_true(same >= TINY_TOKENS * 9 / 10);
+    print_message("    rms error %.1e of the logits' rms\n", sqrt(error / squares));
+    assert_true(sqrt(error / squares) < 0.05);
     rig_free(&r);
 }
 
@@ -82,20 +80,16 @@ static void fast_mode_stays_close(void **state)
 
 static void ubatch_does_not_matter_under_p1(void **state)
 {
-    static const struct {
-        const char *spec;
-        double bound; /* of the logits: a code that flips moves them more than the order of sums does */
-    } cases[] = {{"f32", 1e-4}, {"int8", INT8_BOUND}, {"int4 sink=4 tail=20", INT4_BOUND}};
+    static const char *const specs[] = {"f32", "int8", "int4 sink=4 tail=20"};
     static const uint32_t ubatch[] = {7, 64, 512};
     static float one[MAX_LOGITS], many[MAX_LOGITS];
     struct rig r = rig_load(TINY_MODEL);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        run_tokens(&r, cases[i].spec, KVL_P1_FAKE_QUANT, 1, true, one);
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        run_tokens(&r, specs[i], KVL_P1_FAKE_QUANT, 1, one);
         for (size_t u = 0; u < sizeof ubatch / sizeof *ubatch; u++) {
-            run_tokens(&r, cases[i].spec, KVL_P1_FAKE_QUANT, ubatch[u], true, many);
-            const double worst = largest_difference(one, many, MAX_LOGITS);
-            print_message("    %-20s ubatch %3u against 1: %.1e\n", cases[i].spec, ubatch[u], worst);
-            assert_true(worst < cases[i].bound);
+            run_tokens(&r, specs[i], KVL_P1_FAKE_QUANT, ubatch[u], many);
+            print_message("    %-20s ubatch %3u against 1: %.1e\n", specs[i], ubatch[u], largest_difference(one, many, MAX_LOGITS));
+            assert_memory_equal(one, many, sizeof one);
         }
     }
     rig_free(&r);
@@ -109,22 +103,23 @@ static void protocols_agree_where_they_must(void **state)
     struct rig r = rig_load(TINY_MODEL);
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
         for (uint32_t u = 64; u <= 512; u += 448) {
-            run_tokens(&r, specs[i], KVL_P1_FAKE_QUANT, u, true, p1);
-            run_tokens(&r, specs[i], KVL_P2_WRITE_THEN_READ, u, true, p2);
+            run_tokens(&r, specs[i], KVL_P1_FAKE_QUANT, u, p1);
+            run_tokens(&r, specs[i], KVL_P2_WRITE_THEN_READ, u, p2);
             assert_memory_equal(p1, p2, sizeof p1);
         }
-    run_tokens(&r, "int4 sink=4 tail=20", KVL_P2_WRITE_THEN_READ, 1, true, p1);
-    run_tokens(&r, "int4 sink=4 tail=20", KVL_P4_STREAMING, 1, true, p2);
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P2_WRITE_THEN_READ, 1, p1);
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P4_STREAMING, 1, p2);
     assert_memory_equal(p1, p2, sizeof p1);
-    run_tokens(&r, "int4 sink=4 tail=20", KVL_P1_FAKE_QUANT, 64, true, p1);
-    assert_true(largest_difference(p1, p2, MAX_LOGITS) < INT4_BOUND); /* a tail of single tokens: p1's b(p) is what p4 has sealed */
+    run_tokens(&r, "int4 sink=4 tail=20", KVL_P1_FAKE_QUANT, 64, p1);
+    assert_memory_equal(p1, p2, sizeof p1); /* with a unit of one token, p1's b(p) is what p4 has sealed */
     rig_free(&r);
 }
 
 /* ---- the cache against recomputation ---- */
 
 /* Greedy continuation of the prompt to n tokens in all but the last one's forward pass; counts over the whole of it. */
-static void generate(struct rig *r, bool cached, const int32_t *prompt, uint32_t n_prompt, int32_t *token, uint32_t n, uint64_t *kv_computed)
+static void generate(struct rig *r, bool cached, const int32_t *prompt, uint32_t n_prompt, int32_t *token, uint32_t n,
+                     uint64_t *kv_computed)
 {
     static float logits[TINY_VOCAB];
     struct kvl_counters counters;
@@ -158,7 +153,8 @@ static void cache_and_recomputation_generate_the_same(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const uint64_t n = cases[i].n_forward;
         uint64_t computed, recomputed;
-        const struct kvl_session_config config = {.n_ctx = 100, .ubatch = cases[i].ubatch, .protocol = cases[i].protocol, .exact = true};
+        const struct kvl_session_config config = {
+            .n_ctx = 100, .ubatch = cases[i].ubatch, .protocol = cases[i].protocol, .exact = true};
         rig_session(&r, cases[i].spec, config);
         generate(&r, true, tiny_token, 1, with, cases[i].n_forward + 1, &computed);
         generate(&r, false, tiny_token, 1, without, cases[i].n_forward + 1, &recomputed);
@@ -245,7 +241,8 @@ static void window_memory_is_flat(void **state)
     uint64_t payload[3], resident[3];
     struct rig r = rig_load(TINY_MODEL);
     for (uint32_t i = 0; i < 3; i++) {
-        const struct kvl_session_config config = {.n_ctx = 256u << i, .ubatch = 32, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+        const struct kvl_session_config config = {
+            .n_ctx = 256u << i, .ubatch = 32, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
         rig_session(&r, "f32 " TINY_WINDOW, config);
         for (uint32_t p = 0; p < config.n_ctx; p += 128) {
             assert_ok(kvl_session_forward(r.session, tiny_token, 128, 0));
@@ -286,7 +283,8 @@ static void refusals_are_clean(void **state)
     const int32_t too_large = TINY_VOCAB, negative = -1;
     struct rig r = rig_load(TINY_MODEL);
     struct kvl_session *session = NULL;
-    rig_session(&r, "f16", (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
+    rig_session(&r, "f16",
+                (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
     rig_forward(&r, tiny_token, 1, again);
     assert_ok(kvl_session_forward(r.session, tiny_token + 1, 89, 1));
     expect_usage(kvl_session_forward(r.session, tiny_token, 11, 1), "100");
@@ -299,7 +297,8 @@ static void refusals_are_clean(void **state)
     assert_int_equal(kvl_session_position(r.session), 100);
     expect_usage(kvl_session_forward(r.session, tiny_token, 1, 0), "100");
 
-    rig_session(&r, "f16", (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
+    rig_session(&r, "f16",
+                (struct kvl_session_config){.n_ctx = 100, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true});
     assert_ok(kvl_session_forward(r.session, tiny_token, 90, 1));
     assert_ok(kvl_session_forward(r.session, tiny_token + 90, 10, 1));
     assert_ok(kvl_session_read_logits(r.session, 0, again));

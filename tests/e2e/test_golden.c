@@ -1,5 +1,5 @@
-/* The tiny random llama of the golden folder against the logits, keys and values that kvpress with transformers got from it, on every
- * device. The folder is $KVLAB_GOLDEN, which must then be right, or ../shared/golden if it is there; without one: skipped. */
+/* The tiny random llama of the golden folder against the logits, keys and values that kvpress with transformers got from it, on
+ * every device. The folder is $KVLAB_GOLDEN, which must then be right, or ../shared/golden if it is there; without one: skipped. */
 #include "kernel/test_harness.h"
 #include "session_rig.h"
 #include <hdf5.h>
@@ -17,7 +17,8 @@ static float row[LAYERS][KVL_SIDES][KV_HEADS * TOKENS * HEAD_DIM]; /* [head][tok
 static bool read_dataset(hid_t file, const char *name, hid_t type, size_t n, void *out)
 {
     const hid_t set = H5Dopen2(file, name, H5P_DEFAULT), space = H5Dget_space(set);
-    const bool right = H5Sget_simple_extent_npoints(space) == (hssize_t)n && H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out) >= 0;
+    const bool right =
+        H5Sget_simple_extent_npoints(space) == (hssize_t)n && H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out) >= 0;
     if (!right) fprintf(stderr, "dataset %s of %zu numbers cannot be read\n", name, n);
     H5Sclose(space);
     H5Dclose(set);
@@ -48,7 +49,9 @@ static bool read_answers(const char *path)
 /* The prompt in one call, then one token a call, as a generation does. */
 static void run_all_tokens(struct rig *r)
 {
-    rig_session(r, "f32", (struct kvl_session_config){.n_ctx = ALL, .ubatch = TOKENS, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true, .max_logits = TOKENS});
+    rig_session(r, "f32",
+                (struct kvl_session_config){
+                    .n_ctx = ALL, .ubatch = TOKENS, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true, .max_logits = TOKENS});
     rig_forward(r, token, TOKENS, got);
     for (int i = TOKENS; i < ALL; i++) rig_forward(r, token + i, 1, got + i * VOCAB);
 }

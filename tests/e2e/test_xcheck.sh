@@ -67,7 +67,11 @@ SAYS=nothing stand_in 3 --fresh
 LOCAL=70000 stand_in 3 --fresh
 grep -q 'needs 70000 bytes of local memory, a group has 65536' out || fail "too much local memory: $(cat out)"
 SPILLS=5 stand_in 3 --fresh --json
-python3 -c 'import json, sys; r = json.load(open("out")); sys.exit(not (r["worse"] == 3 and r["rows"][0]["spills"] == 5 and r["rows"][0]["verdict"] == "worse" and r["targets"][0]["target"] == "gen9"))' ||
+python3 - out <<'PYTHON' ||
+import json, sys
+r = json.load(open(sys.argv[1]))
+assert r["worse"] == 3 and r["rows"][0]["spills"] == 5 and r["rows"][0]["verdict"] == "worse" and r["targets"][0]["target"] == "gen9"
+PYTHON
     fail "JSON"
 
 # --- accepted with --update ---

@@ -1,6 +1,7 @@
-/* Opens the tiny model, loads its weights, makes a session and runs tokens, again and again: in the n-th try the n-th allocation of host
- * memory fails, until there is no n-th. Every try must succeed without that memory or end in KVL_E_MEMORY with its message, and all
- * device buffers must be gone. Build with KVLAB_SANITIZE=ON and host memory that a failed try forgets is reported as well. */
+/* Opens the tiny model, loads its weights, makes a session and runs tokens, again and again: in the n-th try the n-th allocation of
+ * host memory fails, until there is no n-th. Every try must succeed without that memory or end in KVL_E_MEMORY with its message,
+ * and all device buffers must be gone. Build with KVLAB_SANITIZE=ON and host memory that a failed try forgets is reported as well.
+ */
 #include "kernel/test_harness.h"
 #include "log.h"
 #include "session_rig.h"

@@ -18,12 +18,14 @@ static const struct kvl_xcheck_target *target(const char *name)
 
 static void nvidia(void **state)
 {
-    static const char ptx[] = ".entry kvl_merge(\n\t.param .u64 a\n)\n{\n}\n\t// .globl\n.entry kvl_attend(\n\t.param .u64 a\n)\n.reqntid 128, 1, 1\n{\n}\n";
+    static const char ptx[] = ".entry kvl_merge(\n\t.param .u64 a\n)\n{\n}\n\t// .globl\n.entry kvl_attend(\n\t.param .u64 "
+                              "a\n)\n.reqntid 128, 1, 1\n{\n}\n";
     static const char log[] = "ptxas info    : 0 bytes gmem\n"
                               "ptxas info    : Compiling entry function 'kvl_attend' for 'sm_80'\n"
                               "ptxas info    : Function properties for kvl_attend\n"
                               "    2672 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
-                              "ptxas info    : Used 255 registers, used 1 barriers, 2672 bytes cumulative stack size, 24576 bytes smem, 436 bytes cmem[0]\n"
+                              "ptxas info    : Used 255 registers, used 1 barriers, 2672 bytes cumulative stack size, 24576 bytes "
+                              "smem, 436 bytes cmem[0]\n"
                               "ptxas info    : Function properties for helper\n"
                               "    16 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads\n"
                               "ptxas info    : Compiling entry function 'kvl_merge' for 'sm_80'\n"
@@ -52,14 +54,15 @@ static void nvidia(void **state)
 
 static void amd(void **state)
 {
-    static const char assembly[] = "\t.amdgpu_metadata\n---\namdhsa.kernels:\n"
-                                   "  - .agpr_count:     0\n    .args:\n      - .name:           slab0\n        .size:           8\n"
-                                   "    .group_segment_fixed_size: 9424\n    .name:           kvl_attend\n    .private_segment_fixed_size: 260\n"
-                                   "    .reqd_workgroup_size:\n      - 32\n      - 1\n      - 1\n    .sgpr_spill_count: 25\n"
-                                   "    .vgpr_count:     100\n    .vgpr_spill_count: 7\n    .wavefront_size: 64\n"
-                                   "  - .args:\n      - .name:           x\n    .group_segment_fixed_size: 0\n    .name:           kvl_merge\n"
-                                   "    .private_segment_fixed_size: 0\n    .vgpr_count:     24\n    .vgpr_spill_count: 0\n    .wavefront_size: 64\n"
-                                   "amdhsa.version:\n  - 1\n";
+    static const char assembly[] =
+        "\t.amdgpu_metadata\n---\namdhsa.kernels:\n"
+        "  - .agpr_count:     0\n    .args:\n      - .name:           slab0\n        .size:           8\n"
+        "    .group_segment_fixed_size: 9424\n    .name:           kvl_attend\n    .private_segment_fixed_size: 260\n"
+        "    .reqd_workgroup_size:\n      - 32\n      - 1\n      - 1\n    .sgpr_spill_count: 25\n"
+        "    .vgpr_count:     100\n    .vgpr_spill_count: 7\n    .wavefront_size: 64\n"
+        "  - .args:\n      - .name:           x\n    .group_segment_fixed_size: 0\n    .name:           kvl_merge\n"
+        "    .private_segment_fixed_size: 0\n    .vgpr_count:     24\n    .vgpr_spill_count: 0\n    .wavefront_size: 64\n"
+        "amdhsa.version:\n  - 1\n";
     struct kvl_xcheck_rows rows = {0};
     assert_int_equal(kvl_xcheck_parse_amd(target("gfx906"), assembly, &rows), KVL_OK);
     assert_int_equal(rows.n, 2);
@@ -83,16 +86,18 @@ static void amd(void **state)
 
 static void intel(void **state)
 {
-    static const char binary[] = "ELF\0\1version: '1.19'\nkernels:\n"
-                                 "  - name:            kvl_attend\n    execution_env:\n      grf_count:       128\n"
-                                 "      required_work_group_size: [ 64, 1, 1 ]\n      simd_size:       8\n      slm_size:        70000\n"
-                                 "    payload_arguments:\n      - arg_type:        arg_bypointer\n        offset:          0\n        size:            8\n"
-                                 "    per_thread_memory_buffers:\n      - type:            scratch\n        usage:           single_space\n"
-                                 "        size:            4096\n      - type:            global\n        usage:           private_space\n"
-                                 "        size:            300\n        is_simt_thread:  true\n"
-                                 "  - name:            kvl_merge\n    execution_env:\n      grf_count:       128\n      simd_size:       32\n"
-                                 "kernels_misc_info:\n  - name:            kvl_attend\n  - name:            kvl_merge\n";
-    static const char log[] = "\nwarning: kernel kvl_merge  compiled SIMD32 allocated 128 regs and spilled around 62\n\nBuild succeeded.\n";
+    static const char binary[] =
+        "ELF\0\1version: '1.19'\nkernels:\n"
+        "  - name:            kvl_attend\n    execution_env:\n      grf_count:       128\n"
+        "      required_work_group_size: [ 64, 1, 1 ]\n      simd_size:       8\n      slm_size:        70000\n"
+        "    payload_arguments:\n      - arg_type:        arg_bypointer\n        offset:          0\n        size:            8\n"
+        "    per_thread_memory_buffers:\n      - type:            scratch\n        usage:           single_space\n"
+        "        size:            4096\n      - type:            global\n        usage:           private_space\n"
+        "        size:            300\n        is_simt_thread:  true\n"
+        "  - name:            kvl_merge\n    execution_env:\n      grf_count:       128\n      simd_size:       32\n"
+        "kernels_misc_info:\n  - name:            kvl_attend\n  - name:            kvl_merge\n";
+    static const char log[] =
+        "\nwarning: kernel kvl_merge  compiled SIMD32 allocated 128 regs and spilled around 62\n\nBuild succeeded.\n";
     struct kvl_xcheck_rows rows = {0};
     assert_int_equal(kvl_xcheck_parse_intel(target("pvc"), binary, sizeof binary - 1, log, &rows), KVL_OK);
     assert_int_equal(rows.n, 2);
@@ -118,8 +123,16 @@ static void table(void **state)
     const int fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
-    const struct kvl_xcheck_row built = {.program = "attend.cl int4 d64 x1", .digest = "0123456789abcdef", .target = "gfx906", .kernel = "kvl_attend",
-                                         .group = 64, .lanes = 32, .registers = 119, .spills = 3, .private_bytes = 1ull << 33, .local_bytes = 9412,
+    const struct kvl_xcheck_row built = {.program = "attend.cl int4 d64 x1",
+                                         .digest = "0123456789abcdef",
+                                         .target = "gfx906",
+                                         .kernel = "kvl_attend",
+                                         .group = 64,
+                                         .lanes = 32,
+                                         .registers = 119,
+                                         .spills = 3,
+                                         .private_bytes = 1ull << 33,
+                                         .local_bytes = 9412,
                                          .occupancy = 25};
     const struct kvl_xcheck_row refused = {.program = "gemm.cl", .digest = "f", .target = "sm_75", .failed = true};
     struct kvl_xcheck_table written = {.version = {"clang 15; ptxas 13", "", "ocloc 22"}}, read;
@@ -133,8 +146,11 @@ static void table(void **state)
     kvl_xcheck_table_free(&read);
     kvl_xcheck_table_free(&written);
 
-    static const char *const damaged[] = {"a,b", "p,d,gfx906,k,fine,64,32,1,0,0,0,5", "p,d,gfx906,k,ok,64,32,-1,0,0,0,5",
-                                          "p,d,gfx906,k,ok,64,32,1,0,0,0,5,6", "p,d,a target with a name that is too long,k,ok,64,32,1,0,0,0,5",
+    static const char *const damaged[] = {"a,b",
+                                          "p,d,gfx906,k,fine,64,32,1,0,0,0,5",
+                                          "p,d,gfx906,k,ok,64,32,-1,0,0,0,5",
+                                          "p,d,gfx906,k,ok,64,32,1,0,0,0,5,6",
+                                          "p,d,a target with a name that is too long,k,ok,64,32,1,0,0,0,5",
                                           "p,d,gfx906,k,ok,64,32,4294967296,0,0,0,5"};
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
         FILE *file = fopen(path, "w");
@@ -151,6 +167,7 @@ static void table(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nvidia), cmocka_unit_test(amd), cmocka_unit_test(intel), cmocka_unit_test(table)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nvidia), cmocka_unit_test(amd), cmocka_unit_test(intel),
+                                       cmocka_unit_test(table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
