@@ -1,7 +1,7 @@
-/* embed.cl: rows of a packed matrix by token id, dequantized. A work-item makes one row. ids outside first_row .. first_row + n_rows - 1
- * are another part's. */
-kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_cols, uint first_row, uint n_rows, const global int *ids,
-                      ulong ids_offset, global float *y, ulong y_offset, ulong y_stride)
+/* embed.cl: rows of a packed matrix by token id, dequantized. A work-item makes one row. ids outside
+ * first_row .. first_row + n_rows - 1 are another part's. */
+kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_cols, uint first_row, uint n_rows,
+                      const global int *ids, ulong ids_offset, global float *y, ulong y_offset, ulong y_stride)
 {
     const uint t = get_global_id(0), row = (uint)ids[ids_offset + t] - first_row;
     if (row >= n_rows) return;

@@ -4,10 +4,12 @@
  * columns at a time, and multiplied with KVL_GEMM_TILE tokens in registers. An output is one fma chain over the columns in order,
  * wherever the chunks end: the same bits as kvl_gemv, for any number of tokens.
  *
- * Measured, Q4_1 1536 x 576, T = 512, two AVX-512 cores (GFLOP/s, PoCL 3.1 | Intel 2026.2), panels x tokens in registers:
- *   1 x 6  215 | 218   1 x 8  203 | 219   1 x 12  215 | 213   2 x 4  191 | 211   2 x 6  203 | 213   2 x 8  196 | 216   2 x 12  151 | 204
- *   4 x 4  195 | 208   4 x 6  197 | 213        columns x tokens a work-item (2 x 6): 96 x 96  197 | 208   288 x 96  209 | 209
- *   576 x 192  216 | 221, which takes 60 KiB of local memory. Without the unroll hints PoCL gives 71. */
+ * Measured, Q4_1 1536 x 576, T = 512, two AVX-512 cores, best of several (GFLOP/s, PoCL 3.1 | Intel 2026.2), by panels x tokens in
+ * registers:
+ *   1 x 6  215 | 218    1 x 8  203 | 219    1 x 12  215 | 213    2 x 4  191 | 211    2 x 6  203 | 213    2 x 8  196 | 216
+ *   2 x 12  151 | 204    4 x 4  195 | 208    4 x 6  197 | 213
+ * and with 2 x 6 by columns x tokens a work-item: 96 x 96  197 | 208    288 x 96  209 | 209    576 x 192  216 | 221 (98 KB of local
+ * memory). Without the unroll hints PoCL gives 71. */
 
 /* Columns dequantized at once; a multiple of 32. */
 #ifndef KVL_GEMM_COLS
@@ -39,7 +41,8 @@ void kvl_gemm_tile(const local float16 *w, const global float *const *x, uint n,
  * Activation rows are n_blocks * 32 floats, zero beyond the matrix's columns. */
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemm(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
-                     ulong x_offset, ulong x_stride, uint T, uint chunk, global float *y, ulong y_offset, ulong y_stride, uint epilogue)
+                     ulong x_offset, ulong x_stride, uint T, uint chunk, global float *y, ulong y_offset, ulong y_stride,
+                     uint epilogue)
 {
     local float16 weights[KVL_GEMM_COLS], acc[2][KVL_GEMM_TOKENS];
     const uint pair = get_group_id(0), first = get_group_id(1) * chunk, n_tokens = min(chunk, T - first);

@@ -2,13 +2,15 @@
  *
  * kvl_gemv: f32 activations, one fma chain over the columns in order an output, as in gemm.cl: the same bits. Two panels go side by
  * side, so that their chains overlap.
- * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch of its own costs more), products
- * summed in 16-bit integers.
+ * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch of its own costs more),
+ * products summed in 16-bit integers. With norm_weight the activations are RMS-normalized on the way, which saves a launch.
  * A work-group goes through a contiguous range of pairs of panels.
  *
- * Measured, Q4_1 3072 x 576 from cache, T = 1, two AVX-512 cores (G weights/s, PoCL 3.1 | Intel 2026.2): f32, one panel 20 | 25, two side
- * by side 27 | 31, four 28 | 21; 8 bits, one panel 57 | 62, two 58 | 75. From memory 8 bits give 42 | 50, which is its bandwidth.
- * T = 2: f32 20 | 26, 8 bits 32 | 43; T = 4: f32 15 | 21, 8 bits 17 | 23; T = 8: no better than the GEMM (10 | 12). */
+ * Measured, Q4_1 3072 x 576 from cache, two AVX-512 cores, by processor time on a busy machine (G weights/s, PoCL 3.1 |
+ * Intel 2026.2):
+ *   T = 1  f32 22 | 28, 8 bits 49 | 72    T = 2  f32 20 | 24, 8 bits 32 | 43    T = 4  f32 15 | 17, 8 bits 17 | 23
+ * and from memory, T = 1: f32 15 | 18, 8 bits 38..42 | 47. For 8 tokens no form beat the GEMM.
+ * f32 with one panel at a time, in a prototype: 20 instead of 27; with four: 28. */
 
 /* Tokens: rows beyond T repeat the last one and are not stored. */
 #ifndef KVL_GEMV_T
@@ -59,10 +61,9 @@ float kvl_largest16(uint16 bits)
 /* Nearest integers (ties to even) of values in -2^22 .. 2^22, as the low bits of value + 1.5 * 2^23. */
 int16 kvl_round16(float16 v) { return as_int16(v + 0x1.8p23f) - as_int(0x1.8p23f); }
 
-/* 32 activations to codes in -127..127; returns (scale, sum of codes). The scale is not finite if one of them is not. */
-float2 kvl_quantize32(const global float *x, local short *code)
+/* 32 activations, a and then b, to codes in -127..127; returns (scale, sum of codes). The scale is not finite if one of them is not. */
+float2 kvl_quantize32(float16 a, float16 b, local short *code)
 {
-    const float16 a = vload16(0, x), b = vload16(1, x);
     const float largest = kvl_largest16(max(as_uint16(a) & 0x7fffffffu, as_uint16(b) & 0x7fffffffu));
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     const int16 low = kvl_round16(a * inverse), high = kvl_round16(b * inverse);
@@ -113,15 +114,23 @@ void kvl_dot32(const global ushort *panel, uint b, uint n_blocks, const local sh
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
                           ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue,
-                          local short *code, local float2 *scale)
+                          const global float *restrict norm_weight, uint n_cols, float eps, local short *code, local float2 *scale)
 {
     const uint n_pairs = (n_panels + 1) / 2;
     const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
     const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
-    for (uint t = 0; t < KVL_GEMV_T; t++)
-        for (uint b = 0; b < n_blocks; b++)
-            scale[t * n_blocks + b] =
-                kvl_quantize32(x + x_offset + min(t, T - 1) * x_stride + b * 32, code + (t * n_blocks + b) * 32);
+    for (uint t = 0; t < KVL_GEMV_T; t++) {
+        const global float *row = x + x_offset + min(t, T - 1) * x_stride;
+        const float rms = norm_weight ? kvl_rms_scale(row, n_cols, eps) : 1.0f;
+        for (uint b = 0; b < n_blocks; b++) {
+            float16 low = vload16(2 * b, row), high = vload16(2 * b + 1, row);
+            if (norm_weight) {
+                low = low * rms * vload16(2 * b, norm_weight);
+                high = high * rms * vload16(2 * b + 1, norm_weight);
+            }
+            scale[t * n_blocks + b] = kvl_quantize32(low, high, code + (t * n_blocks + b) * 32);
+        }
+    }
     for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
         float16 acc[2][KVL_GEMV_T];
         for (uint h = 0; h < 2; h++) {

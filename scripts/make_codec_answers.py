@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Known answers of the built-in codecs: compress/codec/*/answers.h.
+"""Known answers of the built-in codecs: compress/codec/*/answers.h, and ggml's blocks: tests/codec/ggml_blocks.h.
 
 An independent model of the method cards: numpy's float32 and float16, and exact fractions where the card says "exact quotient".
 Usage: scripts/make_codec_answers.py [ROOT]   (writes the headers; run again and compare to check them)
+       GGML_BASE=libggml-base.so scripts/make_codec_answers.py   also compares the modelled blocks with ggml's own, byte for byte
 """
+import ctypes
+import os
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -45,6 +48,114 @@ def decode_int(bits, group, sym, x):
     group = group or x.shape[1]
     rows = [[int_group(row[g : g + group], bits, sym) for g in range(0, len(row), group)] for row in x]
     return np.array(rows, np.float32).reshape(x.shape)
+
+
+# ---- ggml's blocks ----
+
+BLOCK = 32
+NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+GGML_BITS = {"q8_0": 8, "q5_1": 5, "q5_0": 5, "q4_1": 4, "q4_0": 4, "iq4_nl": 4}
+
+
+def ggml_quantize(kind, x):
+    """(d, m, codes) of 32 numbers; d and m before they become binary16."""
+    top = np.float32(2 ** GGML_BITS[kind] - 1)
+    low = np.float32(0)
+    if kind.endswith("_1"):
+        low = x.min()
+        d = (x.max() - low) / top
+    else:
+        far = x[np.argmax(np.abs(x))]  # the first of the largest
+        d = {"q8_0": abs(far) / np.float32(127), "iq4_nl": far / np.float32(-127)}.get(kind, far / -((top + 1) / 2))
+    inverse = np.float32(1) / d if abs(d) >= 2.0**-100 else np.float32(0)
+    y = (x - low) * inverse
+    if kind == "q8_0":
+        codes = np.copysign(np.floor(np.abs(y.astype(np.float64)) + 0.5), y).astype(int)
+    elif kind == "iq4_nl":
+        codes = np.array([15 - np.argmin(np.abs(NONLINEAR[::-1].astype(np.float64) - float(v))) for v in y])  # the upper of two
+        xq = qq = np.float32(0)
+        for value, q in zip(x, NONLINEAR[codes]):
+            xq += value * value * q * value
+            qq += value * value * q * q
+        d = np.float32(0) if abs(d) < 2.0**-28 else xq / qq
+    else:
+        offset = np.float32(0.5) if kind.endswith("_1") else (top + 1) / 2 + np.float32(0.5)
+        codes = np.minimum(y + offset, top).astype(int)
+    return d, low, codes
+
+
+def ggml_block(kind, x):
+    """(bytes as ggml stores them, decoded) of 32 numbers."""
+    d, m, codes = ggml_quantize(kind, x)
+    params = [np.float16(0) if abs(v) <= 2.0**-25 else np.float16(v) for v in ((d, m) if kind.endswith("_1") else (d,))]
+    raw = b"".join(v.tobytes() for v in params)
+    if kind == "q8_0":
+        raw += codes.astype(np.int8).tobytes()
+        numbers = codes
+    else:
+        if GGML_BITS[kind] == 5:
+            raw += sum(int(code >> 4) << i for i, code in enumerate(codes)).to_bytes(4, "little")
+        raw += bytes((int(a) & 15) | (int(b) & 15) << 4 for a, b in zip(codes[:16], codes[16:]))
+        numbers = NONLINEAR[codes] if kind == "iq4_nl" else codes - {"q5_0": 16, "q4_0": 8}.get(kind, 0)
+    minimum = np.float64(params[1]) if kind.endswith("_1") else 0.0
+    return raw, np.float32(numbers * np.float64(params[0]) + minimum)
+
+
+def ggml_rows(kind, x):
+    """(blocks, decoded) of rows; with GGML_BASE the blocks are compared with ggml's, where zeros may have either sign."""
+    blocks = [ggml_block(kind, part) for part in clamp(x).reshape(-1, BLOCK)]
+    raw = b"".join(b[0] for b in blocks)
+    if "GGML_BASE" in os.environ:
+        numbers, out = np.ascontiguousarray(clamp(x).ravel()), ctypes.create_string_buffer(len(raw))
+        quantize = getattr(ctypes.CDLL(os.environ["GGML_BASE"]), f"quantize_row_{kind}_ref")
+        quantize(ctypes.c_void_p(numbers.ctypes.data), out, ctypes.c_int64(numbers.size))
+        size, theirs = len(blocks[0][0]), bytearray(out.raw)
+        for at in range(0, len(theirs), size):
+            if kind == "iq4_nl" and not numbers[at // size * BLOCK :][:BLOCK].any():
+                theirs[at : at + size] = raw[at : at + size]  # ggml leaves the codes of zeros undefined
+            for param in range(at, at + (4 if kind.endswith("_1") else 2), 2):
+                if theirs[param : param + 2] == b"\x00\x80":
+                    theirs[param + 1] = 0
+        assert theirs == raw, (kind, [i for i, (a, b) in enumerate(zip(theirs, raw)) if a != b])
+    return raw, np.array([b[1] for b in blocks]).reshape(x.shape)
+
+
+def ggml_blocks_header(names, x):
+    text = "/* ggml's blocks of the known answers' input, written by scripts/make_codec_answers.py; do not edit. */\n"
+    text += "#ifndef KVL_GGML_BLOCKS_H\n#define KVL_GGML_BLOCKS_H\n#include <stdint.h>\n\n"
+    for name in names:
+        words = [str(b) for b in ggml_rows(name, x)[0]]
+        lines = [", ".join(words[i : i + 24]) for i in range(0, len(words), 24)]
+        text += f"static const uint8_t {name}_blocks[] = {{\n    " + ",\n    ".join(lines) + "};\n"
+    return text + "\n#endif\n"
+
+
+# ---- 8-bit floats ----
+
+
+def decode_fp8(mantissa, bias, largest, x):
+    """largest: code of the largest number. The nearest of all numbers, the even code of two that are equally near."""
+    x = clamp(x)
+    codes = np.arange(largest + 1)
+    exponent, fraction = codes >> mantissa, codes & (1 << mantissa) - 1
+    numbers = np.where(exponent > 0, fraction + (1 << mantissa), fraction) * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
+    out = np.zeros_like(x)
+    for row, decoded in zip(x, out):
+        wanted = np.abs(row).max() / np.float32(numbers[-1])
+        scale = np.float16(wanted)
+        if np.float32(scale) < wanted:
+            scale = np.nextafter(scale, np.float16(np.inf))
+        if scale == 0:
+            continue
+        for c, value in enumerate(row):
+            y = np.float64(np.float32(np.abs(value)) / np.float32(scale))
+            distance = np.abs(numbers - y)
+            code = min(np.flatnonzero(distance == distance.min()), key=lambda k: k % 2)
+            decoded[c] = np.copysign(numbers[code] * np.float64(scale), value if code else 1)
+    return out
+
+
+# ---- inputs and headers ----
 
 
 def inputs(n, dim, seed):
@@ -95,16 +206,20 @@ def header(folder, codecs):
 
 def main(root):
     wide, narrow = inputs(2, 64, 1), inputs(7, 16, 2)
+    hard = inputs(7, 64, 3)
+    cases = [("", "wide", wide), ("sym", "wide", wide), ("group=8", "narrow", narrow), ("group=8,sym", "narrow", narrow)]
+    settings = {"": (0, False), "sym": (0, True), "group=8": (8, False), "group=8,sym": (8, True)}
     integers = {
-        f"int{bits}": [
-            ("", "wide", wide, decode_int(bits, 0, False, wide)),
-            ("sym", "wide", wide, decode_int(bits, 0, True, wide)),
-            ("group=8", "narrow", narrow, decode_int(bits, 8, False, narrow)),
-            ("group=8,sym", "narrow", narrow, decode_int(bits, 8, True, narrow)),
-        ]
-        for bits in (8, 4)
+        f"int{bits}": [(options, name, x, decode_int(bits, *settings[options], x)) for options, name, x in cases[::step]]
+        for bits, step in ((8, 1), (4, 1), (3, 3), (2, 3))
     }
     floats = {"f32": [("", "narrow", narrow, narrow)], "f16": [("", "narrow", narrow, to_half(clamp(narrow)))]}
+    ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}
+    formats = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}
+    fp8 = {name: [("", "hard", hard, decode_fp8(*f, hard))] for name, f in formats.items()}
+    (root / "compress/codec/ggml/answers.h").write_text(header("ggml", ggml))
+    (root / "compress/codec/fp8/answers.h").write_text(header("fp8", fp8))
+    (root / "tests/codec/ggml_blocks.h").write_text(ggml_blocks_header(GGML_BITS, hard))
     (root / "compress/codec/int/answers.h").write_text(header("int", integers))
     (root / "compress/codec/float/answers.h").write_text(header("float", floats))
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes data/models/tiny.gguf, a llama with random weights, and data/golden/tiny_answers.h, what a float64 forward pass makes of it.
+"""Writes data/models/tiny.gguf, a llama with random weights, and data/golden/tiny_answers.h: what a float64 forward pass makes of it.
 
 usage: scripts/make_tiny_model.py [ROOT]      (needs numpy and gguf; ROOT: the project's root, default: the one of this script)
 
-The forward pass below is written from the papers (RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 with adjacent pairs, GQA arXiv:2305.13245,
-SwiGLU arXiv:2002.05202) and compress/codec/int/card.md; it shares no code with kvlab. It also gives the logits of a sliding window with
-sinks and of a 4-bit cache, so that the read rule of host/cache/README.md has an independent answer for each.
+The forward pass below is written from the papers (RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 with adjacent pairs, GQA
+arXiv:2305.13245, SwiGLU arXiv:2002.05202) and compress/codec/int/card.md; it shares no code with kvlab. It also gives the logits of a
+sliding window with sinks and of a 4-bit cache, so that the read rule of host/cache/README.md has an independent answer for each.
 """
 import pathlib
 import sys
@@ -27,11 +27,16 @@ TYPES = (
     dict(attn_q="Q4_1", attn_k="Q8_0", attn_v="F16", attn_output="Q5_1", ffn_gate="Q4_0", ffn_up="Q4_0", ffn_down="Q5_0"),
     dict(attn_q="F16", attn_k="F16", attn_v="BF16", attn_output="F16", ffn_gate="F16", ffn_up="F16", ffn_down="F32"),
 )
-# Rows, columns and how large an output element is for inputs of size 1. The blocks outweigh the embedding, so that the tied output does
-# not just repeat its input.
+# Rows, columns and how large an output element is for inputs of size 1. The blocks outweigh the embedding, so that the tied output
+# does not just repeat its input.
 SHAPES = {
-    "attn_q": (N_HEAD * HEAD_DIM, N_EMBD, 1.6), "attn_k": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.6), "attn_v": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.0),
-    "attn_output": (N_EMBD, N_HEAD * HEAD_DIM, 1.5), "ffn_gate": (N_FF, N_EMBD, 1.0), "ffn_up": (N_FF, N_EMBD, 1.0), "ffn_down": (N_EMBD, N_FF, 1.5),
+    "attn_q": (N_HEAD * HEAD_DIM, N_EMBD, 1.6),
+    "attn_k": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.6),
+    "attn_v": (N_KV_HEAD * HEAD_DIM, N_EMBD, 1.0),
+    "attn_output": (N_EMBD, N_HEAD * HEAD_DIM, 1.5),
+    "ffn_gate": (N_FF, N_EMBD, 1.0),
+    "ffn_up": (N_FF, N_EMBD, 1.0),
+    "ffn_down": (N_EMBD, N_FF, 1.5),
 }
 
 
@@ -174,12 +179,12 @@ def write_answers(path, tensors):
     windowed = forward(tensors, tokens, window=(SINK, WINDOW))[0]
     int4 = forward(tensors, tokens[:max(INT4_ROWS) + 1], cached=through_int4)[0]
     continuation, gap = greedy(tensors, tokens[:N_GREEDY_PROMPT], N_GREEDY)
-    print(f"{len(set(continuation))} different tokens of {N_GREEDY}, smallest gap {gap:.3f}; the window moves logits by up to "
-          f"{abs(windowed[299] - logits[299]).max():.2f}, int4 by {abs(int4[62] - logits[62]).max():.2f} of {abs(logits).max():.2f}", file=sys.stderr)
+    print(f"{len(set(continuation))} different tokens of {N_GREEDY}, smallest gap {gap:.3f}; of logits up to {abs(logits).max():.2f} the window "
+          f"moves some by {abs(windowed[299] - logits[299]).max():.2f}, int4 by {abs(int4[62] - logits[62]).max():.2f}", file=sys.stderr)
     rows = lambda name, n: f"float {name}[{n}][{N_VOCAB}]"
     of_last = lambda x: x[:, -1].reshape(N_LAYER, -1)
     parts = [
-        "/* What a float64 forward pass makes of data/models/tiny.gguf. Written by scripts/make_tiny_model.py; see README.md here. */\n",
+        "/* What a float64 forward pass makes of data/models/tiny.gguf. Written by scripts/make_tiny_model.py. */\n",
         "enum { TINY_TOKENS = %d, TINY_VOCAB = %d, TINY_LAYERS = %d, TINY_KV_HEADS = %d, TINY_HEAD_DIM = %d };\n"
         % (N_TOKENS, N_VOCAB, N_LAYER, N_KV_HEAD, HEAD_DIM),
         c_array(f"int32_t tiny_token[{N_TOKENS}]", tokens, "%d"),
@@ -192,7 +197,8 @@ def write_answers(path, tensors):
         c_array(f"uint32_t tiny_int4_row[{len(INT4_ROWS)}]", INT4_ROWS, "%d"),
         c_array(rows("tiny_int4_logits", len(INT4_ROWS)), int4[list(INT4_ROWS)], "%.9g"),
         f"/* The most likely continuation of the first {N_GREEDY_PROMPT} tokens. */\n",
-        f"enum {{ TINY_PROMPT = {N_GREEDY_PROMPT}, TINY_GREEDY = {N_GREEDY} }};\n", c_array(f"int32_t tiny_greedy[{N_GREEDY}]", continuation, "%d"),
+        f"enum {{ TINY_PROMPT = {N_GREEDY_PROMPT}, TINY_GREEDY = {N_GREEDY} }};\n",
+        c_array(f"int32_t tiny_greedy[{N_GREEDY}]", continuation, "%d"),
         "/* Key after RoPE and value of the last token: [layer][kv head * head dimension]. */\n",
         c_array(f"float tiny_key[{N_LAYER}][{N_KV_HEAD * HEAD_DIM}]", of_last(keys), "%.9g"),
         c_array(f"float tiny_value[{N_LAYER}][{N_KV_HEAD * HEAD_DIM}]", of_last(values), "%.9g"),

@@ -1,5 +1,6 @@
-/* codes.cl: w_load32 of the types whose weights are codes: columns 32 b .. 32 b + 31 of a panel's 16 rows, bit-equal to the C reference.
- * A product scale * code has at most 24 significant bits: it is exact, and the fma rounds once, like the reference. */
+/* codes.cl: w_load32 of the types whose weights are codes: columns 32 b .. 32 b + 31 of a panel's 16 rows, bit-equal to the C
+ * reference. A product scale * code has at most 24 significant bits: it is exact, and the fma rounds once,
+ * like the reference. */
 #ifdef KVL_W_RUN
 KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, float16 *o)
 {

@@ -1,13 +1,13 @@
 /* panel.cl: the packed layout of weights and what its bodies share.
  *
  * Rows of a matrix are taken 16 at a time: a panel, padded with zero rows. A row is a chain of the file's native blocks; in a panel
- * the 16 blocks of one block column lie interleaved in units of 2 bytes, so that one 16-wide load gives the same 2 bytes of 16 rows:
+ * the 16 blocks of one block column lie interleaved in units of 2 bytes, so that one 16-wide load gives the same 2 bytes of each:
  *
  *   block column:  word 0 of rows 0..15 | word 1 of rows 0..15 | ...        (word: ushort, little-endian)
  *   panel:         block column 0 | block column 1 | ...
  *
- * Types without blocks (F32, F16, BF16) are cut into columns of 32 elements, padded with zeros. Nothing else changes: a weight takes
- * as many bytes as in the file. A body, cl/weight/<type>.cl, defines
+ * Types without blocks (F32, F16, BF16) are cut into columns of 32 elements, padded with zeros. Nothing else changes: a weight
+ * takes as many bytes as in the file. A body, cl/weight/<type>.cl, defines
  *
  *   KVL_W_COLS, KVL_W_BYTES    columns and bytes of a row's part of a block column
  *
@@ -89,8 +89,8 @@ void w_bit_fields(const global ushort *p, uint shift, ushort mask, short16 *code
 }
 
 /* ---- scales of Q4_K and Q5_K: f16 d | f16 dmin | 12 bytes with 6-bit scales and minima of 8 groups of 32 ----
- * Bytes 0..3 hold scales 0..3, bytes 4..7 minima 0..3, their two high bits those of groups 4..7; bytes 8..11 hold the low nibbles of
- * the others: scale low, minimum high. */
+ * Bytes 0..3 hold scales 0..3, bytes 4..7 minima 0..3, their two high bits those of groups 4..7; bytes 8..11 hold the low nibbles
+ * of the others: scale low, minimum high. */
 
 float16 w_k_scale(const global ushort *p, uint group)
 {

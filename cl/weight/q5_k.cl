@@ -1,6 +1,6 @@
 /* Q5_K: f16 d | f16 dmin | scales and minima [12] | high bits [32] | nibbles [128]        (d s) code - (dmin m)
- * Groups 2 j and 2 j + 1 are the low and the high nibbles of the 32 bytes at 32 j; bit i of high byte k is the fifth bit of code k of
- * group i. */
+ * Groups 2 j and 2 j + 1 are the low and the high nibbles of the 32 bytes at 32 j; bit i of high byte k is the fifth bit of
+ * code k of group i. */
 #define KVL_W_COLS 256
 #define KVL_W_BYTES 176
 #define KVL_W_GROUP 32

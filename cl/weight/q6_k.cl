@@ -1,6 +1,6 @@
 /* Q6_K: nibbles [128] | bit pairs [64] | i8 s [16] | f16 d        (d s) (code - 32), one s a group of 16
- * A half of 128 codes has 64 bytes of nibbles and 32 of pairs; its quarter r has its nibbles at byte 32 (r % 2), the low ones for r < 2,
- * and its pairs 2 r bits up. */
+ * A half of 128 codes has 64 bytes of nibbles and 32 of pairs; its quarter r has its nibbles at byte 32 (r % 2), the low ones for
+ * r < 2, and its pairs 2 r bits up. */
 #define KVL_W_COLS 256
 #define KVL_W_BYTES 210
 #define KVL_W_GROUP 16

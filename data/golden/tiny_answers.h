@@ -1,4 +1,4 @@
-/* What a float64 forward pass makes of data/models/tiny.gguf. Written by scripts/make_tiny_model.py; see README.md here. */
+/* What a float64 forward pass makes of data/models/tiny.gguf. Written by scripts/make_tiny_model.py. */
 
 enum { TINY_TOKENS = 300, TINY_VOCAB = 257, TINY_LAYERS = 3, TINY_KV_HEADS = 2, TINY_HEAD_DIM = 32 };
 

@@ -1,7 +1,7 @@
 /* Packing of weights and the choice of kernel for a product.
  *
- * Up to KVL_FEW_TOKENS tokens go through a GEMV kernel (compiled for 1, 2 or 4 tokens), more through the GEMM. The 8-bit GEMV keeps the
- * activations' codes in local memory; where they do not fit, the exact one takes over. */
+ * Up to KVL_FEW_TOKENS tokens go through a GEMV kernel (compiled for 1, 2 or 4 tokens), more through the GEMM. The 8-bit GEMV keeps
+ * the activations' codes in local memory; where they do not fit, the exact one takes over. */
 #include "linear.h"
 #include "embedded.h"
 #include "mem.h"
@@ -59,7 +59,8 @@ static void pack_panel(const uint8_t *const rows[PANEL_ROWS], uint64_t row_bytes
     for (uint64_t at = 0; at < row_bytes; at += unit) { /* a block column at a time, to stay in cache */
         const uint64_t n = min_u64(unit, row_bytes - at);
         for (int r = 0; r < PANEL_ROWS; r++)
-            for (uint64_t i = 0; rows[r] != NULL && i < n; i += 2) memcpy(panel + (at + i) * PANEL_ROWS + 2 * r, rows[r] + at + i, 2);
+            for (uint64_t i = 0; rows[r] != NULL && i < n; i += 2)
+                memcpy(panel + (at + i) * PANEL_ROWS + 2 * r, rows[r] + at + i, 2);
     }
 }
 
@@ -68,19 +69,21 @@ static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, si
     const struct kvl_gguf_tensor *first = tensors[0];
     const struct kvl_quant_type *type = kvl_quant_type(first->type);
     if (type == NULL)
-        return kvl_fail(KVL_E_UNSUPPORTED, "tensor %.*s: no kernel for tensor type %u", (int)first->name.size, first->name.data, first->type);
+        return kvl_fail(KVL_E_UNSUPPORTED, "tensor %.*s: no kernel for tensor type %u", (int)first->name.size, first->name.data,
+                        first->type);
     assert(!swiglu || n == 2);
     for (size_t i = 0; i < n; i++) {
         const struct kvl_gguf_tensor *t = tensors[i];
         if (t->type != first->type || t->dim[0] != first->dim[0] || (swiglu && t->dim[1] != first->dim[1]))
-            return kvl_fail(KVL_E_FORMAT, "tensor %.*s (type %u, %llu x %llu) does not go with %.*s (type %u, %llu x %llu)", (int)t->name.size,
-                            t->name.data, t->type, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0], (int)first->name.size,
-                            first->name.data, first->type, (unsigned long long)first->dim[1], (unsigned long long)first->dim[0]);
-        if (t->n_dims > 2 || t->dim[0] == 0 || t->dim[1] == 0 || t->dim[0] % type->block != 0 || t->dim[0] > INT32_MAX || t->dim[1] > INT32_MAX ||
-            t->n_bytes != t->dim[0] / type->block * type->bytes * t->dim[1])
-            return kvl_fail(KVL_E_FORMAT, "tensor %.*s: a matrix of %s blocks of %u wanted, found %llu x %llu in %llu bytes", (int)t->name.size,
-                            t->name.data, type->name, type->block, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0],
-                            (unsigned long long)t->n_bytes);
+            return kvl_fail(KVL_E_FORMAT, "tensor %.*s (type %u, %llu x %llu) does not go with %.*s (type %u, %llu x %llu)",
+                            (int)t->name.size, t->name.data, t->type, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0],
+                            (int)first->name.size, first->name.data, first->type, (unsigned long long)first->dim[1],
+                            (unsigned long long)first->dim[0]);
+        if (t->n_dims > 2 || t->dim[0] == 0 || t->dim[1] == 0 || t->dim[0] % type->block != 0 || t->dim[0] > INT32_MAX ||
+            t->dim[1] > INT32_MAX || t->n_bytes != t->dim[0] / type->block * type->bytes * t->dim[1])
+            return kvl_fail(KVL_E_FORMAT, "tensor %.*s: a matrix of %s blocks of %u wanted, found %llu x %llu in %llu bytes",
+                            (int)t->name.size, t->name.data, type->name, type->block, (unsigned long long)t->dim[1],
+                            (unsigned long long)t->dim[0], (unsigned long long)t->n_bytes);
     }
     return KVL_OK;
 }
@@ -180,8 +183,8 @@ enum { KVL_FEW_TOKENS = 4 };
 
 /* Defaults of gemm.cl. */
 enum { GEMM_TOKENS = 96, GEMM_TILE = 6 };
-/* GEMV: a work-group goes through this many pairs of panels, or fewer to give every compute unit this many groups. Each group rounds the
- * activations for itself: 0.7 us for 576 columns on PoCL, a launch takes 2. */
+/* GEMV: a work-group goes through this many pairs of panels, or fewer to give every compute unit this many groups. Each group
+ * rounds the activations for itself: 0.7 us for 576 columns on PoCL, a launch takes 2. */
 enum { GEMV_PAIRS = 16, GEMV_GROUPS = 2 };
 
 struct kvl_linear_kernels {
@@ -221,12 +224,14 @@ bool kvl_linear_program(const struct kvl_quant_type *type, size_t i, struct kvl_
                                                  cl_file("weight/panel.cl"),
                                                  {type->device_source, kvl_embedded_text(type->device_source)},
                                                  cl_file("weight/codes.cl"),
+                                                 cl_file("rms.cl"),
                                                  cl_file("epilogue.cl"),
                                                  cl_file(variants[i].file)}};
     return true;
 }
 
-static kvl_status get_kernel(struct kvl_linear_kernels *kernels, const struct kvl_quant_type *type, enum variant v, struct kvl_kernel **out)
+static kvl_status get_kernel(struct kvl_linear_kernels *kernels, const struct kvl_quant_type *type, enum variant v,
+                             struct kvl_kernel **out)
 {
     kvl_status status = KVL_OK;
     struct kvl_kernel **kernel = &kernels->of_type[type - kvl_quant_types][v];
@@ -246,10 +251,10 @@ done:
 static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
 static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
 
-/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, about 250 of which a block of 32
- * columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each. */
+/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, about 250 of which a
+ * block of 32 columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each. */
 enum { CUT_MOST_COLS = 6144 };
-static bool loops_are_cut(const struct kvl_caps *caps) { return strcmp(caps->platform, "rusticl") == 0 && caps->type == KVL_DEVICE_CPU; }
+static bool loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && caps->float_width == 1; }
 
 static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
@@ -257,14 +262,16 @@ static enum variant choose(const struct kvl_linear_kernels *kernels, const struc
     const int size = T == 1 ? 0 : T == 2 ? 1 : 2;
     const uint64_t n_blocks = round_up(linear->cols, COLUMN) / COLUMN;
     const uint32_t tokens = variants[INT8_1 + size].tokens;
-    const bool fits = codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= kvl_device_caps(kernels->device)->local_bytes;
+    const bool fits =
+        codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= kvl_device_caps(kernels->device)->local_bytes;
     return (!exact && linear->type->block > 1 && fits ? INT8_1 : GEMV_1) + size;
 }
 
 static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, const struct kvl_linear_part *part,
-                           enum variant v, uint32_t T, struct kvl_rows x, struct kvl_rows y, bool add)
+                           enum variant v, uint32_t T, struct kvl_rows x, const struct kvl_norm *norm, struct kvl_rows y, bool add)
 {
     enum { STORE, ADD, SWIGLU }; /* epilogue.cl */
+    enum { INT8_ARGS = 5 };      /* at the end of the list */
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     struct kvl_device *device = kernels->device;
@@ -274,7 +281,8 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
     const size_t local[3] = {1, 1, 1};
     const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + (uint64_t)T * (linear->cols + n_out) * 4,
                                   .flops = 2 * part->n_panels * PANEL_ROWS * linear->cols * T};
-    const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels), y_offset = KVL_U64(y.offset + first_row);
+    const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels),
+                         y_offset = KVL_U64(y.offset + first_row);
     KVL_TRY(get_kernel(kernels, linear->type, v, &kernel));
     if (v == GEMM) {
         const uint32_t n_chunks = (T + GEMM_TOKENS - 1) / GEMM_TOKENS;
@@ -299,9 +307,12 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
                                    y_offset,
                                    KVL_U64(y.stride),
                                    KVL_U32(epilogue),
+                                   KVL_BUF(norm != NULL ? norm->weight : NULL),
+                                   KVL_U32((uint32_t)linear->cols),
+                                   KVL_F32(norm != NULL ? norm->eps : 0.0f),
                                    KVL_LOCAL(codes_bytes(variants[v].tokens, n_blocks)),
                                    KVL_LOCAL(scales_bytes(variants[v].tokens, n_blocks))};
-    status = kvl_launch(device, kernel, global, local, work, args, sizeof args / sizeof *args - (v < INT8_1 ? 2 : 0));
+    status = kvl_launch(device, kernel, global, local, work, args, sizeof args / sizeof *args - (v < INT8_1 ? INT8_ARGS : 0));
 done:
     return status;
 }
@@ -315,15 +326,39 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
     const uint32_t most = loops_are_cut(caps) ? 1 : T;
     if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
-        return kvl_fail(KVL_E_UNSUPPORTED, "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
+        return kvl_fail(KVL_E_UNSUPPORTED,
+                        "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
                         caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);
     if (T > KVL_FEW_TOKENS) exact = true;
     for (uint32_t done = 0; done < T; done += most) {
         const uint32_t n = (uint32_t)min_u64(most, T - done);
         const enum variant v = choose(kernels, linear, n, exact);
-        for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, n, x, y, add));
+        for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, n, x, NULL, y, add));
         x.offset += n * x.stride;
         y.offset += n * y.stride;
+    }
+done:
+    return status;
+}
+
+/* Whether the 8-bit GEMV does the whole product, with the norm on the way: it reads whole blocks of x and of the norm's weight. */
+static bool norm_fits(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
+{
+    return T <= KVL_FEW_TOKENS && linear->cols % COLUMN == 0 && !loops_are_cut(kvl_device_caps(kernels->device)) &&
+           choose(kernels, linear, T, exact) >= INT8_1;
+}
+
+kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
+                                 const struct kvl_norm *norm, struct kvl_rows y, bool exact)
+{
+    kvl_status status = KVL_OK;
+    if (norm_fits(kernels, linear, T, exact)) {
+        const enum variant v = choose(kernels, linear, T, exact);
+        for (uint64_t i = 0; i < linear->n_parts; i++)
+            KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, norm, y, false));
+    } else {
+        KVL_TRY(kvl_rms_norm_run(kernels, T, (uint32_t)linear->cols, norm->eps, norm->weight, x, norm->normed));
+        KVL_TRY(kvl_linear_run(kernels, linear, T, norm->normed, y, false, exact));
     }
 done:
     return status;
@@ -341,7 +376,8 @@ kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl
     KVL_TRY(get_kernel(kernels, linear->type, EMBED, &kernel));
     for (uint64_t i = 0; i < linear->n_parts; i++) {
         const struct kvl_linear_part *part = &linear->parts[i];
-        const uint64_t first_row = part->first_panel * PANEL_ROWS, n_rows = min_u64(part->n_panels * PANEL_ROWS, linear->rows - first_row);
+        const uint64_t first_row = part->first_panel * PANEL_ROWS,
+                       n_rows = min_u64(part->n_panels * PANEL_ROWS, linear->rows - first_row);
         KVL_TRY(KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_BUF(part->buffer), KVL_U32(n_blocks),
                            KVL_U32((uint32_t)linear->cols), KVL_U32((uint32_t)first_row), KVL_U32((uint32_t)n_rows), KVL_BUF(ids),
                            KVL_U64(first_id), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride)));
@@ -358,12 +394,13 @@ kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint
     const struct kvl_work work = {.bytes = (uint64_t)T * n * 8, .flops = (uint64_t)T * n * 4};
     if (kernels->norm == NULL) {
         struct kvl_program *program;
-        const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("norm.cl")};
+        const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("rms.cl"), cl_file("norm.cl")};
         KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, VECTORS, &program));
         KVL_TRY(kvl_kernel_get(program, "kvl_rms_norm", &kernels->norm));
     }
-    status = KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),
-                        KVL_BUF(weight), KVL_U32(n), KVL_F32(eps), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride));
+    status =
+        KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),
+                   KVL_BUF(weight), KVL_U32(n), KVL_F32(eps), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride));
 done:
     return status;
 }

@@ -1,10 +1,11 @@
 /* Matrix products with packed weights, and the two small kernels that stand beside them (embedding rows, RMS norm).
  *
- * Weights stay in their file's format on the device, packed in panels of 16 rows (cl/weight/panel.cl); they are dequantized 32 columns
- * at a time inside the kernels, never as a whole. Every call enqueues and returns.
+ * Weights stay in their file's format on the device, packed in panels of 16 rows (cl/weight/panel.cl); they are dequantized 32
+ * columns at a time inside the kernels, never as a whole. Every call enqueues and returns.
  *
  * Activations are rows of f32 (struct kvl_rows). A row that is multiplied must have room for the columns rounded up to 32, and
- * zeros there. Exact products do not depend on how many tokens are passed at once: the same bits for a token alone and in a batch. */
+ * zeros there. Exact products do not depend on how many tokens are passed at once: the same bits for a token alone and in a batch.
+ */
 #ifndef KVL_LINEAR_H
 #define KVL_LINEAR_H
 #include "device.h"
@@ -33,8 +34,8 @@ struct kvl_linear {
     struct kvl_linear_part *parts;
 };
 
-/* Packs n tensors of equal type and columns, their rows one after the other, and uploads them (blocks). swiglu: the two tensors are gate and
- * value, of equal shape. owner, layer: for the ledger. */
+/* Packs n tensors of equal type and columns, their rows one after the other, and uploads them (blocks). swiglu: the two tensors are
+ * gate and value, of equal shape. owner, layer: for the ledger. */
 kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int layer, const struct kvl_gguf_tensor *const *tensors,
                            size_t n, bool swiglu, struct kvl_linear *out);
 void kvl_linear_free(struct kvl_linear *linear);
@@ -52,8 +53,9 @@ struct kvl_linear_kernels;
 kvl_status kvl_linear_kernels_new(struct kvl_device *device, struct kvl_linear_kernels **out);
 void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels);
 
-/* The i-th program of a weight type, for compiling it without a device; false behind the last. Several may share their text and options. */
-enum { KVL_LINEAR_PARTS = 6 };
+/* The i-th program of a weight type, for compiling it without a device; false behind the last. Several may share their text and
+ * options. */
+enum { KVL_LINEAR_PARTS = 7 };
 struct kvl_linear_program {
     const char *kernel, *options;
     struct kvl_source parts[KVL_LINEAR_PARTS];
@@ -64,6 +66,16 @@ bool kvl_linear_program(const struct kvl_quant_type *type, size_t i, struct kvl_
  * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32. */
 kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                           struct kvl_rows y, bool add, bool exact);
+
+/* RMS norm in front of a product. normed: room for T rows, used where the norm needs a launch of its own. */
+struct kvl_norm {
+    struct kvl_buffer *weight; /* [cols] f32 */
+    float eps;
+    struct kvl_rows normed;
+};
+/* y[t] = W norm(x[t]). */
+kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
+                                 const struct kvl_norm *norm, struct kvl_rows y, bool exact);
 
 /* y[t] = row ids[t] of the matrix, for T ids (i32) from element first_id of the buffer. Ids beyond the rows leave y[t] as it is. */
 kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,

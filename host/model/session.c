@@ -262,14 +262,21 @@ static struct kvl_rows rows_of(struct kvl_session *s, enum scratch which, uint64
     return (struct kvl_rows){s->scratch[which], row * stride, stride};
 }
 
+static struct kvl_norm norm_of(struct kvl_session *s, struct kvl_buffer *weight)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    return (struct kvl_norm){weight, dims->rms_eps, rows_of(s, NORMED, 0, padded(dims->n_embd))};
+}
+
 static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows x)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
+    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
     for (size_t i = 0; i < layer->n_qkv; i++) {
         const struct kvl_rows y = {s->scratch[STAGE], layer->qkv[i].first_row, stride};
-        KVL_TRY(kvl_linear_run(s->weights->kernels, &layer->qkv[i].linear, n, x, y, false, s->config.exact));
+        KVL_TRY(kvl_linear_run_normed(s->weights->kernels, &layer->qkv[i].linear, n, x, &norm, y, s->config.exact));
     }
 done:
     return status;
@@ -282,15 +289,14 @@ static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n)
     const struct kvl_dims *dims = &w->model->dims;
     const struct layer_weights *layer = &w->layer[l];
     const bool exact = s->config.exact;
-    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd), normed = rows_of(s, NORMED, 0, padded(dims->n_embd));
+    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
+    const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
     const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
-    KVL_TRY(kvl_rms_norm_run(w->kernels, n, dims->n_embd, dims->rms_eps, layer->attn_norm, hidden, normed));
-    KVL_TRY(project_qkv(s, layer, n, normed)); /* step 1 of the cache's order; 2 to 8: */
+    KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
     KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
     KVL_TRY(kvl_linear_run(w->kernels, &layer->attn_output, n, attended, hidden, true, exact));
-    KVL_TRY(kvl_rms_norm_run(w->kernels, n, dims->n_embd, dims->rms_eps, layer->ffn_norm, hidden, normed));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->gate_up, n, normed, ff, false, exact));
+    KVL_TRY(kvl_linear_run_normed(w->kernels, &layer->gate_up, n, hidden, &ffn_norm, ff, exact));
     KVL_TRY(kvl_linear_run(w->kernels, &layer->ffn_down, n, ff, hidden, true, exact));
 done:
     return status;
@@ -302,10 +308,10 @@ static kvl_status project_logits(struct kvl_session *s, uint32_t n, uint32_t cou
     kvl_status status = KVL_OK;
     const struct kvl_weights *w = s->weights;
     const struct kvl_dims *dims = &w->model->dims;
-    const struct kvl_rows hidden = rows_of(s, HIDDEN, n - count, dims->n_embd), normed = rows_of(s, NORMED, 0, padded(dims->n_embd));
+    const struct kvl_norm norm = norm_of(s, w->output_norm);
     const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
-    KVL_TRY(kvl_rms_norm_run(w->kernels, count, dims->n_embd, dims->rms_eps, w->output_norm, hidden, normed));
-    KVL_TRY(kvl_linear_run(w->kernels, output, count, normed, rows_of(s, LOGITS, first_row, dims->n_vocab), false, s->config.exact));
+    KVL_TRY(kvl_linear_run_normed(w->kernels, output, count, rows_of(s, HIDDEN, n - count, dims->n_embd), &norm,
+                                  rows_of(s, LOGITS, first_row, dims->n_vocab), s->config.exact));
 done:
     return status;
 }

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include "codec/ggml_blocks.h"
 #include "half.h"
 #include "kvl_plugin_half.h"
 #include "mem.h"
@@ -82,8 +83,20 @@ static const struct variant variants[] = {
     {"int4", "group=2", 4, false, 2},
     {"int4", "sym", 4, true, 0},
     {"int4", "sym,group=32", 4, true, 32},
+    {"int3", "", 3, false, 0},
+    {"int3", "group=8", 3, false, 8},
+    {"int3", "sym,group=32", 3, true, 32},
+    {"int2", "", 2, false, 0},
+    {"int2", "group=4", 2, false, 4},
+    {"int2", "sym,group=32", 2, true, 32},
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
+
+/* Codecs without a bit-by-bit model here, for what holds of all. */
+static const struct variant others[] = {{"q8_0"}, {"q5_1"}, {"q5_0"}, {"q4_1"}, {"q4_0"}, {"iq4_nl"}, {"fp8_e4m3"}, {"fp8_e5m2"}};
+enum { N_OTHERS = sizeof others / sizeof *others, N_CODECS = N_VARIANTS + N_OTHERS };
+
+static const struct variant *codec_at(size_t i) { return i < N_VARIANTS ? &variants[i] : &others[i - N_VARIANTS]; }
 
 static void meets_known_answers(void **state)
 {
@@ -131,9 +144,8 @@ static void group_by_formula(const struct variant *v, const float *x, uint32_t n
 /* Reads codes and parameters where the card's diagram says they are. */
 static void check_bytes(const struct bench *b, const struct variant *v, uint32_t t, const float *x)
 {
-    const uint32_t d = b->dims.head_dim, p = b->dims.page_tokens, group = v->group ? v->group : d,
-                   per_byte = 8u / (uint32_t)v->bits;
-    const uint32_t rows = d / per_byte, span = group / per_byte, n_params = v->sym ? 1 : 2;
+    const uint32_t d = b->dims.head_dim, p = b->dims.page_tokens, group = v->group ? v->group : d, bits = (uint32_t)v->bits;
+    const uint32_t word_bytes = bits == 3 ? 3 : 1, rows = d * bits / 8, span = group * bits / 8 / word_bytes, n_params = v->sym ? 1 : 2;
     for (uint32_t g = 0; g < d / group; g++) {
         float scale, zero;
         uint32_t codes[256];
@@ -147,9 +159,12 @@ static void check_bytes(const struct bench *b, const struct variant *v, uint32_t
             assert_true(kvl_half_to_float(half) == zero);
         }
         for (uint32_t i = 0; i < group; i++) {
-            const uint32_t row = g * span + i % span;
-            const size_t at = b->dims.role == KVL_ROLE_K ? (size_t)row * p + t : (size_t)t * rows + row;
-            assert_int_equal(b->block[at] >> (i / span * (uint32_t)v->bits) & ((1u << v->bits) - 1), codes[i]);
+            uint32_t word = 0;
+            for (uint32_t j = 0; j < word_bytes; j++) {
+                const uint32_t row = (g * word_bytes + j) * span + i % span;
+                word |= (uint32_t)b->block[b->dims.role == KVL_ROLE_K ? (size_t)row * p + t : (size_t)t * rows + row] << 8 * j;
+            }
+            assert_int_equal(word >> (i / span * bits) & ((1u << bits) - 1), codes[i]);
         }
     }
 }
@@ -285,7 +300,7 @@ static void special_values(void **state)
             assert_true(at[0] == 0 && at[D] == 0);
             assert_true(sym ? fabsf(at[2 * D] - 0.75f) <= 0.75f * 0x1p-11f : at[2 * D] == 0.75f);
             assert_true(at[3 * D] == 0);
-            assert_true(sym ? at[4 * D] == 0 : at[4 * D] == 0x1p-24f);
+            assert_true(at[4 * D] == (sym && variants[i].bits > 2 ? 0.0f : 0x1p-24f)); /* one step of 2 bits, sym */
             assert_true(at[5 * D] == 0);
             const float infinite = c % 2 ? 65504.0f : -65504.0f;
             assert_true(fabsf(at[6 * D] - infinite) <= 65504.0f * 0x1p-10f);
@@ -325,10 +340,10 @@ static void parts_equal_the_whole(void **state)
     enum { D = 64, P = 64 };
     static float x[P * D], whole[P * D], part[P * D];
     fill_normal(x, P * D, 5, 1.0f);
-    for (size_t i = 0; i < N_VARIANTS; i++)
+    for (size_t i = 0; i < N_CODECS; i++)
         for (size_t r = 0; r < 2; r++) {
-            struct bench a = bench_new(variants[i].name, variants[i].options, roles[r], D, P);
-            struct bench b = bench_new(variants[i].name, variants[i].options, roles[r], D, P);
+            struct bench a = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
+            struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&a, 0, P, x);
             for (uint32_t t = 0, n = 1; t < P; t += n, n = 1 + (n * 5 + t) % 13) encode(&b, t, t + n > P ? P - t : n, x + t * D);
             assert_memory_equal(a.block, b.block, a.shape.block_bytes);
@@ -346,9 +361,9 @@ static void writes_only_its_tokens(void **state)
     enum { D = 64, P = 64, T0 = 20, N = 5 };
     static float x[P * D], before[P * D], after[P * D];
     fill_normal(x, P * D, 6, 1.0f);
-    for (size_t i = 0; i < N_VARIANTS; i++)
+    for (size_t i = 0; i < N_CODECS; i++)
         for (size_t r = 0; r < 2; r++) {
-            struct bench b = bench_new(variants[i].name, variants[i].options, roles[r], D, P);
+            struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&b, 0, P, x);
             decode(&b, 0, P, before);
             encode(&b, T0, N, x); /* other values */
@@ -356,6 +371,197 @@ static void writes_only_its_tokens(void **state)
             assert_memory_equal(before, after, T0 * D * sizeof(float));
             assert_memory_equal(before + (T0 + N) * D, after + (T0 + N) * D, (P - T0 - N) * D * sizeof(float));
             assert_memory_equal(before, after + T0 * D, N * D * sizeof(float));
+            bench_free(&b);
+        }
+}
+
+/* ---- ggml's blocks ---- */
+
+static const struct {
+    const char *name;
+    const uint8_t *blocks; /* of the known answers' input, as ggml has them */
+    uint32_t bytes, params; /* of a block; binary16 numbers at its start */
+    double step;            /* of codes, in units of a block's range */
+} ggml_types[] = {
+    {"q8_0", q8_0_blocks, 34, 1, 1 / 254.0}, {"q5_1", q5_1_blocks, 24, 2, 1 / 31.0}, {"q5_0", q5_0_blocks, 22, 1, 1 / 16.0},
+    {"q4_1", q4_1_blocks, 20, 2, 1 / 15.0},  {"q4_0", q4_0_blocks, 18, 1, 1 / 8.0},  {"iq4_nl", iq4_nl_blocks, 18, 1, 0},
+};
+enum { N_GGML = sizeof ggml_types / sizeof *ggml_types };
+
+/* A page's bytes, put together as the card says, are ggml's blocks. */
+static void pages_hold_ggml_blocks(void **state)
+{
+    enum { P = 64, T0 = 5 };
+    for (size_t i = 0; i < N_GGML; i++)
+        for (size_t r = 0; r < 2; r++) {
+            struct bench b = bench_new(ggml_types[i].name, "", roles[r], 64, P);
+            const struct kvl_known_answer *a = &b.codec->known_answers[0];
+            const uint32_t params = ggml_types[i].params, codes = ggml_types[i].bytes - 2 * params, n_blocks = a->head_dim / 32;
+            const uint8_t *want = ggml_types[i].blocks;
+            encode(&b, T0, a->n, a->x);
+            for (uint32_t t = T0; t < T0 + a->n; t++)
+                for (uint32_t k = 0; k < n_blocks; k++) {
+                    for (uint32_t p = 0; p < params; p++, want += 2)
+                        assert_memory_equal(b.block + (size_t)P * n_blocks * codes + 2 * ((size_t)(k * params + p) * P + t), want, 2);
+                    for (uint32_t j = 0; j < codes; j++, want++) {
+                        const uint32_t row = k * codes + j;
+                        assert_int_equal(b.block[roles[r] == KVL_ROLE_K ? (size_t)row * P + t : (size_t)t * n_blocks * codes + row], *want);
+                    }
+                }
+            bench_free(&b);
+        }
+}
+
+static void ggml_bytes_are_exact(void **state)
+{
+    for (size_t i = 0; i < N_GGML; i++)
+        for (uint32_t d = 32; d <= 256; d += 32) {
+            struct bench b = bench_new(ggml_types[i].name, "", roles[i % 2], d, 128);
+            struct kvl_codec_bytes bytes;
+            assert_int_equal(kvl_codec_bytes(&b.instance, roles[i % 2], d, 128, &bytes), KVL_OK);
+            assert_int_equal(bytes.payload + bytes.scale, 128 * d / 32 * ggml_types[i].bytes);
+            assert_int_equal(bytes.scale, 128 * d / 32 * 2 * ggml_types[i].params);
+            assert_int_equal(bytes.payload + bytes.scale, b.shape.block_bytes);
+            assert_int_equal(b.shape.aux_floats, roles[i % 2] == KVL_ROLE_K && ggml_types[i].params == 2 ? d / 32 : 0);
+            bench_free(&b);
+        }
+}
+
+static void ggml_refuses_other_head_dims(void **state)
+{
+    struct kvl_instance instance;
+    struct kvl_codec_shape shape;
+    assert_int_equal(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "q4_0"), "", &instance), KVL_OK);
+    kvl_error_clear();
+    assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_K, 80, 64, &shape), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "head_dim 80 is not a multiple of 32: use int8, int4, fp8_e4m3 or f16"));
+    kvl_instance_free(&instance);
+}
+
+/* Half a step, of the range or of twice the largest magnitude; a whole one at the end that 8 or 16 steps do not reach. */
+static void ggml_errs_by_half_a_step(void **state)
+{
+    enum { D = 64, N = 64 };
+    static float x[N * D], decoded[N * D];
+    fill_normal(x, N * D, 21, 3.0f);
+    for (size_t i = 0; i < N_GGML; i++) {
+        struct bench b = bench_new(ggml_types[i].name, "", roles[i % 2], D, N);
+        encode(&b, 0, N, x);
+        decode(&b, 0, N, decoded);
+        for (uint32_t k = 0; k < N * D; k += 32) {
+            float low = x[k], high = x[k];
+            for (uint32_t j = 1; j < 32; j++) {
+                low = fminf(low, x[k + j]);
+                high = fmaxf(high, x[k + j]);
+            }
+            const double reach = fmax(fabs(low), fabs(high)), range = ggml_types[i].params == 2 ? high - low : i == 0 ? 2 * reach : reach;
+            const bool lopsided = ggml_types[i].params == 1 && i > 0; /* codes reach from -8 to 7 */
+            for (uint32_t j = 0; j < 32; j++) {
+                const double bound = ggml_types[i].step == 0 ? 0.2 * reach : (lopsided && x[k + j] * (reach == high ? 1 : -1) < -0.9 * reach ? 1.0 : 0.5) * ggml_types[i].step * range;
+                if (fabs(decoded[k + j] - x[k + j]) > bound * 1.001 + reach * 0x1p-10)
+                    fail_msg("%s: %g became %g, bound %g", ggml_types[i].name, x[k + j], decoded[k + j], bound);
+            }
+        }
+        bench_free(&b);
+    }
+}
+
+/* ---- 8-bit floats ---- */
+
+/* All codes in turn are values that come back, and what lies between two goes to the nearer, from a tie to the even one. */
+static void fp8_rounds_to_nearest_even(void **state)
+{
+    static const struct {
+        const char *name;
+        uint32_t largest, mantissa, bias;
+        float max;
+    } formats[] = {{"fp8_e4m3", 0x7e, 3, 7, 448.0f}, {"fp8_e5m2", 0x7b, 2, 15, 57344.0f}};
+    enum { D = 256 };
+    for (size_t f = 0; f < 2; f++)
+        for (int side = -1; side <= 1; side++) {
+            struct bench b = bench_new(formats[f].name, "", KVL_ROLE_V, D, 1);
+            float x[D] = {0}, decoded[D], number[128];
+            for (uint32_t code = 0; code <= formats[f].largest; code++) {
+                const uint32_t exponent = code >> formats[f].mantissa, one = 1u << formats[f].mantissa, fraction = code % one;
+                number[code] = ldexpf((float)(fraction + (exponent ? one : 0)), (int)(exponent ? exponent : 1) - (int)formats[f].bias - (int)formats[f].mantissa);
+            }
+            assert_true(number[formats[f].largest] == formats[f].max);
+            for (uint32_t code = 0; code < formats[f].largest; code++) {
+                const float middle = 0.5f * (number[code] + number[code + 1]);
+                x[code] = side == 0 ? middle : nextafterf(middle, side < 0 ? 0.0f : 1e30f);
+                x[code + 128] = -x[code];
+            }
+            x[127] = formats[f].max; /* scale 1 */
+            encode(&b, 0, 1, x);
+            decode(&b, 0, 1, decoded);
+            for (uint32_t code = 0; code < formats[f].largest; code++) {
+                const uint32_t want = code + (side > 0 || (side == 0 && code % 2));
+                assert_int_equal(b.block[code], want);
+                assert_int_equal(b.block[code + 128], want ? want | 0x80 : 0);
+                assert_true(decoded[code] == number[want] && decoded[code + 128] == -number[want]);
+            }
+            bench_free(&b);
+        }
+}
+
+/* The scale is rounded up, so the error is that of the format for all sizes of rows, also where the scale is subnormal. */
+static void fp8_errors_are_relative(void **state)
+{
+    enum { D = 64 };
+    static const double half_step[] = {0x1p-4, 0x1p-3}, smallest[] = {0x1p-10, 0x1p-17};
+    for (size_t i = 0; i < 2; i++)
+        for (float magnitude = 1e-6f; magnitude < 2e4f; magnitude *= 1.7f) {
+            struct bench b = bench_new(i ? "fp8_e5m2" : "fp8_e4m3", "", KVL_ROLE_V, D, 1);
+            float x[D], decoded[D];
+            uint16_t half;
+            fill_normal(x, D, 31, magnitude);
+            encode(&b, 0, 1, x);
+            decode(&b, 0, 1, decoded);
+            memcpy(&half, b.block + D, 2);
+            for (int c = 0; c < D; c++)
+                assert_true(fabs(decoded[c] - x[c]) <= 1.00001 * fmax(half_step[i] * fabs(x[c]), smallest[i] * kvl_half_to_float(half)));
+            bench_free(&b);
+        }
+}
+
+/* Zeros, next to nothing, NaN, infinity: of ggml's and the 8-bit floats. */
+static void special_values_of_the_others(void **state)
+{
+    enum { D = 64, N = 6 };
+    static float x[N * D], decoded[N * D];
+    for (size_t i = 0; i < N_OTHERS; i++) {
+        struct bench b = bench_new(others[i].name, "", roles[i % 2], D, 64);
+        for (int c = 0; c < D; c++) {
+            x[0 * D + c] = c % 2 ? -0.0f : 0.0f;
+            x[1 * D + c] = 1e-40f * (float)c; /* subnormal binary32 */
+            x[2 * D + c] = NAN;
+            x[3 * D + c] = c % 2 ? INFINITY : -INFINITY;
+            x[4 * D + c] = c % 2 ? 3e38f : 65504.0f;
+            x[5 * D + c] = 0.75f;
+        }
+        encode(&b, 0, N, x);
+        decode(&b, 0, N, decoded);
+        for (int c = 0; c < D; c++) {
+            assert_true(decoded[c] == 0 && decoded[D + c] == 0 && decoded[2 * D + c] == 0);
+            /* -8 to 7 and -127 to 113: one end is out of reach */
+            assert_true(fabsf(decoded[3 * D + c] - (c % 2 ? 65504.0f : -65504.0f)) <= 65504.0f * 0.126f);
+            assert_true(fabsf(decoded[4 * D + c] - 65504.0f) <= 65504.0f * 0.002f);
+            assert_true(fabsf(decoded[5 * D + c] - 0.75f) <= 0.75f * 0x1p-7f);
+        }
+        bench_free(&b);
+    }
+}
+
+static void fp8_bytes_are_exact(void **state)
+{
+    for (size_t i = 0; i < 2; i++)
+        for (uint32_t d = 16; d <= 256; d *= 2) {
+            struct bench b = bench_new(i ? "fp8_e5m2" : "fp8_e4m3", "", roles[i], d, 64);
+            struct kvl_codec_bytes bytes;
+            assert_int_equal(kvl_codec_bytes(&b.instance, roles[i], d, 64, &bytes), KVL_OK);
+            assert_int_equal(bytes.payload, 64 * d);
+            assert_int_equal(bytes.scale, 64 * 2);
+            assert_int_equal(b.shape.block_bytes, 64 * (d + 2));
             bench_free(&b);
         }
 }
@@ -389,7 +595,8 @@ static void bytes_per_token_of_a_model(void **state)
     static const struct {
         const char *name;
         uint64_t bytes;
-    } wanted[] = {{"f32", 46080}, {"f16", 23040}, {"int8", 12240}, {"int4", 6480}};
+    } wanted[] = {{"f32", 46080}, {"f16", 23040}, {"int8", 12240}, {"int4", 6480},  {"int3", 5040},    {"int2", 3600},
+                {"q8_0", 12240}, {"q5_1", 8640}, {"q5_0", 7920}, {"q4_1", 7200}, {"q4_0", 6480}, {"iq4_nl", 6480}, {"fp8_e4m3", 11880}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct kvl_instance instance;
         uint64_t sum = 0;
@@ -425,6 +632,10 @@ static void defines_say_the_options(void **state)
         {"f16", "", "HALF=1 "},
         {"int8", "", "BITS=8 GROUP=64 ASYM=1 "},
         {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 "},
+        {"int3", "", "BITS=3 GROUP=64 ASYM=1 "},
+        {"q5_1", "", "BITS=5 OFFSET=0 MIN=1 NONLINEAR=0 "},
+        {"iq4_nl", "", "BITS=4 OFFSET=0 MIN=0 NONLINEAR=1 "},
+        {"fp8_e5m2", "", "MANTISSA=2 BIAS=15 MAX=57344 "},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct bench b = bench_new(wanted[i].name, wanted[i].options, KVL_ROLE_K, 64, 64);
@@ -459,6 +670,10 @@ int main(void)
         cmocka_unit_test(parts_equal_the_whole),   cmocka_unit_test(writes_only_its_tokens),
         cmocka_unit_test(bytes_are_exact),         cmocka_unit_test(bytes_per_token_of_a_model),
         cmocka_unit_test(defines_say_the_options), cmocka_unit_test(plugin_half_equals_the_host),
+        cmocka_unit_test(pages_hold_ggml_blocks),  cmocka_unit_test(ggml_bytes_are_exact),
+        cmocka_unit_test(ggml_refuses_other_head_dims), cmocka_unit_test(ggml_errs_by_half_a_step),
+        cmocka_unit_test(fp8_rounds_to_nearest_even), cmocka_unit_test(fp8_errors_are_relative),
+        cmocka_unit_test(special_values_of_the_others), cmocka_unit_test(fp8_bytes_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

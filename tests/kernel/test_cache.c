@@ -118,6 +118,20 @@ static const struct row {
     {"int4(group=32,sym)", &dims_wide, 90, 64, KVL_P1_FAKE_QUANT, true},
     {"int4(group=8)", &dims_tiny, 90, 64, KVL_P1_FAKE_QUANT, true},
     {"int8(sym)", &dims_one, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"int3", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=int3(sym) v=int2(sym)", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true},
+    {"int2(group=32)", &dims_smol, 130, 1, KVL_P4_STREAMING, true},
+    {"k=int2 v=int3(group=8)", &dims_tiny, 70, 64, KVL_P1_FAKE_QUANT, true},
+    {"q8_0", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"q5_1", &dims_smol, 130, 33, KVL_P2_WRITE_THEN_READ, true},
+    {"q5_0", &dims_one, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"q4_1", &dims_one, 90, 1, KVL_P4_STREAMING, true},
+    {"q4_0 sink=4 tail=20", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, false},
+    {"iq4_nl", &dims_wide, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=q5_1 v=q5_0", &dims_wide, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"fp8_e4m3", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=fp8_e5m2 v=fp8_e4m3", &dims_tiny, 90, 7, KVL_P2_WRITE_THEN_READ, true},
+    {"k=fp8_e4m3 v=fp8_e5m2", &dims_one, 90, 64, KVL_P1_FAKE_QUANT, true},
     {"k=int8 v=int4", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"k=f32 v=int4(group=16)", &dims_smol, 130, 1, KVL_P4_STREAMING, true},
     {"int4 sink=4", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true},
@@ -205,7 +219,8 @@ static void sealed_stays_sealed(void **state)
 /* Codes written on the device are those of the C reference, bit for bit. */
 static void codes_equal_reference(void **state)
 {
-    static const char *const specs[] = {"f16", "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)"};
+    static const char *const specs[] = {"f16",       "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)", "int3",     "int3(group=8,sym)", "int2(group=32)",
+                                        "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         struct setup s = {.dims = dims_smol, .n_tokens = 64};
         s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};

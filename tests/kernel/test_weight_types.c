@@ -1,11 +1,14 @@
-/* Device bodies of the weight types against the C references, bit for bit, by way of the embedding kernel. Any NaN equals any NaN, and any
- * zero any zero: Mesa 22.3 moves signs through products. */
+/* Device bodies of the weight types against the C references, bit for bit, by way of the embedding kernel. Any NaN equals any NaN,
+ * and any zero any zero: Mesa 22.3 moves signs through products. */
 #include "weights.h"
 #include <math.h>
 
 static struct kvl_linear_kernels *kernels;
 
-static bool same_bits(float a, float b) { return memcmp(&a, &b, sizeof a) == 0 || (a == 0.0f && b == 0.0f) || (isnan(a) && isnan(b)); }
+static bool same_bits(float a, float b)
+{
+    return memcmp(&a, &b, sizeof a) == 0 || (a == 0.0f && b == 0.0f) || (isnan(a) && isnan(b));
+}
 
 /* Every row of a tensor, in scrambled order. */
 static void check_rows(const struct test_tensor *t)
@@ -28,7 +31,8 @@ static void check_rows(const struct test_tensor *t)
     for (uint64_t i = 0; i < n_rows * n_cols; i++) {
         const float want = t->values[(uint64_t)id[i / n_cols] * n_cols + i % n_cols];
         if (!same_bits(out[i], want))
-            fail_msg("%s: row %d column %llu is %a, wanted %a", linear.type->name, id[i / n_cols], (unsigned long long)(i % n_cols), out[i], want);
+            fail_msg("%s: row %d column %llu is %a, wanted %a", linear.type->name, id[i / n_cols], (unsigned long long)(i % n_cols),
+                     out[i], want);
     }
     kvl_linear_free(&linear);
     kvl_buffer_free(&ids);
@@ -90,8 +94,12 @@ static void new_kernels(void **state) { assert_ok(kvl_linear_kernels_new(kvl_tes
 static void free_kernels(void **state) { kvl_linear_kernels_free(&kernels); }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(new_kernels),   cmocka_unit_test(rows_are_bit_equal), cmocka_unit_test(rows_need_not_fill_a_column),
-    cmocka_unit_test(every_scale_is_bit_equal), cmocka_unit_test(rows_of_parts),      cmocka_unit_test(free_kernels),
+    cmocka_unit_test(new_kernels),
+    cmocka_unit_test(rows_are_bit_equal),
+    cmocka_unit_test(rows_need_not_fill_a_column),
+    cmocka_unit_test(every_scale_is_bit_equal),
+    cmocka_unit_test(rows_of_parts),
+    cmocka_unit_test(free_kernels),
 };
 
 int main(void) { return KVL_ON_EACH_DEVICE(tests); }

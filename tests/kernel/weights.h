@@ -79,7 +79,8 @@ static inline void tensor_free(struct test_tensor *t)
 
 static inline void load_one(const struct test_tensor *t, struct kvl_linear *linear)
 {
-    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, (const struct kvl_gguf_tensor *const[]){&t->tensor}, 1, false, linear));
+    assert_ok(
+        kvl_linear_load(kvl_test_device, "test weights", 0, (const struct kvl_gguf_tensor *const[]){&t->tensor}, 1, false, linear));
 }
 
 /* ---- rows of floats ---- */
@@ -109,7 +110,8 @@ static inline void rows_read(const struct kvl_rows *rows, uint32_t T, uint64_t n
     assert_ok(kvl_alloc(&all, total, sizeof *all));
     assert_ok(kvl_buffer_read(rows->buffer, 0, total * sizeof *all, all));
     for (uint64_t i = 0; i < total; i++) {
-        const uint64_t t = i < ROWS_OFFSET ? T : (i - ROWS_OFFSET) / rows->stride, c = t == T ? n : (i - ROWS_OFFSET) % rows->stride;
+        const uint64_t t = i < ROWS_OFFSET ? T : (i - ROWS_OFFSET) / rows->stride,
+                       c = t == T ? n : (i - ROWS_OFFSET) % rows->stride;
         if (c < n)
             out[t * n + c] = all[i];
         else if (all[i] != fill)

@@ -1,4 +1,4 @@
-/* int8 and int4: a scale (and a zero point) for every group of channels of one token. Layout and arithmetic: card.md.
+/* int8, int4, int3 and int2: a scale (and a zero point) for every group of channels of one token. Layout and arithmetic: card.md.
  * All float operations are single IEEE ones or fma, so every device gives the same bytes. */
 #include "answers.h"
 #include "kvl_plugin.h"
@@ -256,3 +256,5 @@ static void int_defines(const void *priv, const struct kvl_codec_dims *dims, kvl
 
 INT_CODEC(8, 1);
 INT_CODEC(4, 1);
+INT_CODEC(3, 3);
+INT_CODEC(2, 1);

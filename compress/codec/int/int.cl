@@ -1,12 +1,15 @@
-/* Device body of the integer codecs (KVL_OPT_BITS 8 or 4). Layout and arithmetic: card.md.
- * Byte b of a token: K [bytes][P], V [P][bytes]; then scale (and zero) per group and token, binary16. */
+/* Device body of the integer codecs (KVL_OPT_BITS 8, 4, 3 or 2). Layout and arithmetic: card.md.
+ * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart. Byte row b of a token: K [rows][P], V [P][rows];
+ * then scale (and zero) per group and token, binary16. */
 #define GROUP KVL_OPT_GROUP
 #define N_GROUPS (KVL_D / GROUP)
-#define PER_BYTE (8 / KVL_OPT_BITS)
-#define SPAN (GROUP / PER_BYTE) /* bytes a group; channels of one byte are SPAN apart */
-#define TOKEN_BYTES (KVL_D / PER_BYTE)
+#define WORD_BYTES (8 % KVL_OPT_BITS == 0 ? 1 : KVL_OPT_BITS)
+#define WORD_CODES (8 * WORD_BYTES / KVL_OPT_BITS)
+#define SPAN (GROUP / WORD_CODES) /* words of a group */
+#define TOKEN_BYTES (KVL_D / WORD_CODES * WORD_BYTES)
 #define LEVEL_MAX ((1 << KVL_OPT_BITS) - 1)
 #define CODE_MASK LEVEL_MAX
+#define ROW(g, k, w) (((g)*WORD_BYTES + (k)) * SPAN + (w)) /* byte k of word w of a group */
 #if KVL_IS_K
 #define BYTE_AT(t, b) ((ulong)(b) * KVL_P + (t))
 #else
@@ -25,22 +28,22 @@
 #define SCALE_AT(g, t) ((ulong)(g) * PARAMS * KVL_P + (t))
 #define ZERO_AT(g, t) (SCALE_AT(g, t) + KVL_P)
 
-/* Value at code 0 of a group: zero point, or -OFFSET steps. */
-float KVL_FN(base)(const KVL_GLOBAL uchar *params, uint g, uint t, float scale)
+/* Code of channel i of group g of token t. */
+uint KVL_FN(code_at)(const KVL_GLOBAL uchar *block, uint t, uint g, uint i)
 {
-#if KVL_OPT_ASYM
-    return kvl_load_half(params, ZERO_AT(g, t));
-#else
-    return -OFFSET * scale;
+    const uint bit = i / SPAN * KVL_OPT_BITS, k = bit / 8, w = i % SPAN;
+    uint bytes = block[BYTE_AT(t, ROW(g, k, w))];
+#if 8 % KVL_OPT_BITS != 0
+    if (k + 1 < WORD_BYTES) bytes |= (uint)block[BYTE_AT(t, ROW(g, k + 1, w))] << 8;
 #endif
+    return bytes >> bit % 8 & CODE_MASK;
 }
 
 void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint i = 0; i < 8; i++) {
-        const uint g = (c + i) / GROUP, in_group = (c + i) % GROUP;
-        const uint code = block[BYTE_AT(t, g * SPAN + in_group % SPAN)] >> (in_group / SPAN * KVL_OPT_BITS) & CODE_MASK;
+        const uint g = (c + i) / GROUP, code = KVL_FN(code_at)(block, t, g, (c + i) % GROUP);
         const float scale = kvl_load_half(params, SCALE_AT(g, t));
 #if KVL_OPT_ASYM
         o[i] = fma((float)code, scale, kvl_load_half(params, ZERO_AT(g, t)));
@@ -89,14 +92,14 @@ void KVL_FN(encode_group)(KVL_GLOBAL uchar *block, uint t, uint g, kvl_rows x, u
     const float zero = 0.0f, lowest = -(float)SCALE_STEPS, highest = (float)SCALE_STEPS;
 #endif
     const float scale = kvl_load_half(params, SCALE_AT(g, t));
-    for (uint b = 0; b < SPAN; b++) {
-        uint packed = 0;
-        for (uint j = 0; j < PER_BYTE; j++) {
-            const float value = kvl_clamp_half(kvl_row_at(x, row, g * GROUP + j * SPAN + b));
+    for (uint w = 0; w < SPAN; w++) {
+        uint word = 0;
+        for (uint j = 0; j < WORD_CODES; j++) {
+            const float value = kvl_clamp_half(kvl_row_at(x, row, g * GROUP + j * SPAN + w));
             const float q = fmin(fmax(KVL_FN(quotient)(value - zero, scale), lowest), highest);
-            packed |= (uint)(q + OFFSET) << (j * KVL_OPT_BITS);
+            word |= (uint)(q + OFFSET) << (j * KVL_OPT_BITS);
         }
-        block[BYTE_AT(t, g * SPAN + b)] = (uchar)packed;
+        for (uint k = 0; k < WORD_BYTES; k++) block[BYTE_AT(t, ROW(g, k, w))] = (uchar)(word >> 8 * k);
     }
 }
 
@@ -107,7 +110,16 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 }
 
 #if KVL_VECTORS
-#define CODES(bytes, j) convert_float16((bytes) >> (uchar)((j)*KVL_OPT_BITS) & (uchar)CODE_MASK)
+/* A vector of code j of WORD_BYTES vectors of bytes; j is known when the loop around it is unrolled. */
+#define BIT_OF(j) ((j)*KVL_OPT_BITS)
+#define LOW_BITS(bytes, j) ((bytes)[BIT_OF(j) / 8] >> (uchar)(BIT_OF(j) % 8))
+#if 8 % KVL_OPT_BITS == 0
+#define CODES(bytes, j) (LOW_BITS(bytes, j) & (uchar)CODE_MASK)
+#else
+#define HIGH_BITS(bytes, j) ((bytes)[BIT_OF(j) / 8 + 1] << (uchar)(8 - BIT_OF(j) % 8))
+#define IS_SPLIT(j) (BIT_OF(j) % 8 + KVL_OPT_BITS > 8)
+#define CODES(bytes, j) ((IS_SPLIT(j) ? LOW_BITS(bytes, j) | HIGH_BITS(bytes, j) : LOW_BITS(bytes, j)) & (uchar)CODE_MASK)
+#endif
 #if KVL_IS_K
 /* aux[g] = sum of q over the group: the zero point's share of every score. */
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
@@ -132,10 +144,11 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
             for (uint b = 0; b < SPAN; b++) {
                 KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                 {
-                    const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t + 16 * w, g * SPAN + b));
-                    KVL_UNROLL for (uint j = 0; j < PER_BYTE; j++)
+                    uchar16 bytes[WORD_BYTES];
+                    KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
+                    KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
                     {
-                        const float16 k = CODES(bytes, j);
+                        const float16 k = convert_float16(CODES(bytes, j));
                         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                             dot[w * KVL_NQ + r] = fma(q[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[w * KVL_NQ + r]);
                     }
@@ -180,8 +193,29 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, cons
     }
 }
 
-#define WIDE (KVL_WIDE >= PER_BYTE && SPAN % (16 * KVL_WIDE / PER_BYTE) == 0 ? KVL_WIDE / PER_BYTE : 1) /* vectors of bytes */
-#define SUMS (WIDE * PER_BYTE)
+/* Words side by side in a vector: their codes j are neighbouring channels. */
+#if SPAN % 16 == 0
+#define LANES 16
+#define FLOATS float16
+#define BYTES uchar16
+#define TO_FLOATS convert_float16
+#define LOAD vload16
+#define STORE vstore16
+#elif SPAN % 8 == 0
+#define LANES 8
+#define FLOATS float8
+#define BYTES uchar8
+#define TO_FLOATS convert_float8
+#define LOAD vload8
+#define STORE vstore8
+#endif
+#ifdef LANES
+/* One pass sums codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
+#define AT_ONCE (WORD_CODES < KVL_WIDE ? WORD_CODES : KVL_WIDE)
+#define WIDE (SPAN % (LANES * KVL_WIDE / AT_ONCE) == 0 ? KVL_WIDE / AT_ONCE : 1)
+#define SUMS (WIDE * AT_ONCE * KVL_NQ)
+#define CHANNEL(i) ((i) / KVL_NQ / AT_ONCE * LANES + (j0 + (i) / KVL_NQ % AT_ONCE) * SPAN)
+#endif
 
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
 {
@@ -190,52 +224,64 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
         float scaled[KVL_NQ * KVL_SLICE], base_sum[KVL_NQ];
         KVL_FN(scale_weights)(params, g, t0, p, scaled, base_sum);
         KVL_QS float *group = acc + g * GROUP;
-#if KVL_OPT_GROUP % (16 * (8 / KVL_OPT_BITS)) == 0
-        for (uint b = 0; b < SPAN; b += 16 * WIDE) {
-            float16 sum[SUMS * KVL_NQ]; /* [WIDE][PER_BYTE][NQ] */
-#define CHANNEL(i) (b + (i) / KVL_NQ / PER_BYTE * 16 + (i) / KVL_NQ % PER_BYTE * SPAN)
-            KVL_UNROLL for (uint i = 0; i < SUMS * KVL_NQ; i++)
-                sum[i] = vload16(0, group + i % KVL_NQ * KVL_D + CHANNEL(i)) + base_sum[i % KVL_NQ];
-            for (uint t = 0; t < KVL_SLICE; t++) {
-                KVL_UNROLL for (uint w = 0; w < WIDE; w++)
-                {
-                    const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + t, g * SPAN + b + 16 * w));
-                    KVL_UNROLL for (uint j = 0; j < PER_BYTE; j++)
+#ifdef LANES
+        for (uint b = 0; b < SPAN; b += LANES * WIDE) {
+            KVL_UNROLL for (uint j0 = 0; j0 < WORD_CODES; j0 += AT_ONCE)
+            {
+                FLOATS sum[SUMS];
+                KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = LOAD(0, group + i % KVL_NQ * KVL_D + b + CHANNEL(i)) + base_sum[i % KVL_NQ];
+                for (uint t = 0; t < KVL_SLICE; t++) {
+                    KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                     {
-                        const float16 v = CODES(bytes, j);
-                        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                            sum[(w * PER_BYTE + j) * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[(w * PER_BYTE + j) * KVL_NQ + r]);
+                        BYTES bytes[WORD_BYTES];
+                        KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(g, k, b + LANES * w)));
+                        KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
+                        {
+                            const FLOATS v = TO_FLOATS(CODES(bytes, j0 + j));
+                            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                                sum[(w * AT_ONCE + j) * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[(w * AT_ONCE + j) * KVL_NQ + r]);
+                        }
                     }
                 }
+                KVL_UNROLL for (uint i = 0; i < SUMS; i++) STORE(sum[i], 0, group + i % KVL_NQ * KVL_D + b + CHANNEL(i));
             }
-            KVL_UNROLL for (uint i = 0; i < SUMS * KVL_NQ; i++) vstore16(sum[i], 0, group + i % KVL_NQ * KVL_D + CHANNEL(i));
-#undef CHANNEL
         }
 #else
         for (uint r = 0; r < KVL_NQ; r++)
             for (uint i = 0; i < GROUP; i++) {
                 float sum = group[r * KVL_D + i] + base_sum[r];
-                for (uint t = 0; t < KVL_SLICE; t++) {
-                    const uint code = block[BYTE_AT(t0 + t, g * SPAN + i % SPAN)] >> (i / SPAN * KVL_OPT_BITS) & CODE_MASK;
-                    sum = fma(scaled[r * KVL_SLICE + t], (float)code, sum);
-                }
+                for (uint t = 0; t < KVL_SLICE; t++) sum = fma(scaled[r * KVL_SLICE + t], (float)KVL_FN(code_at)(block, t0 + t, g, i), sum);
                 group[r * KVL_D + i] = sum;
             }
 #endif
     }
 }
+#undef LANES
+#undef FLOATS
+#undef BYTES
+#undef TO_FLOATS
+#undef LOAD
+#undef STORE
+#undef AT_ONCE
 #undef WIDE
 #undef SUMS
+#undef CHANNEL
 #endif
+#undef BIT_OF
+#undef LOW_BITS
+#undef HIGH_BITS
+#undef IS_SPLIT
 #undef CODES
 #endif
 #undef GROUP
 #undef N_GROUPS
-#undef PER_BYTE
+#undef WORD_BYTES
+#undef WORD_CODES
 #undef SPAN
 #undef TOKEN_BYTES
 #undef LEVEL_MAX
 #undef CODE_MASK
+#undef ROW
 #undef BYTE_AT
 #undef PARAMS
 #undef OFFSET
