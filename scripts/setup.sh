@@ -16,6 +16,7 @@ test_packages=(
     clang-15 libclc-15 rocm-device-libs intel-opencl-icd               # compilers for GPUs that are not here: kvlab xcheck
     hdf5-tools netcdf-bin                                              # other readers of the run files
     python3-h5netcdf python3-h5py python3-netcdf4 python3-xarray
+    python3-matplotlib                                                 # figures from run files
     python3-venv                                                       # for the Intel OpenCL runtime, see icd.sh
 )
 

@@ -48,13 +48,12 @@ static inline void rig_forward(struct rig *r, const int32_t *tokens, uint32_t n,
     for (uint32_t i = 0; i < n; i++) assert_ok(kvl_session_read_logits(r->session, i, logits + (size_t)i * r->model->dims.n_vocab));
 }
 
+static inline double larger(double a, double b) { return b <= a || a != a ? a : b; } /* NaN if one is */
+
 static inline double largest_difference(const float *a, const float *b, size_t n)
 {
     double worst = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        const double d = fabs((double)a[i] - b[i]);
-        if (!(d <= worst)) worst = d; /* a NaN counts */
-    }
+    for (size_t i = 0; i < n; i++) worst = larger(worst, fabs((double)a[i] - b[i]));
     return worst;
 }
 

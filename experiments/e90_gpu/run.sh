@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What kvlab does on a GPU, in under 8 minutes: abilities, peaks, self-check, prefill, decode and attention behind 4k to 128k tokens.
+# Sizes that the device's memory or the time do not allow are skipped, and the summary says so.
 # Needs bash, awk, sed, coreutils and an OpenCL driver; kvlab and its libraries come along (bundle.sh). See why.md.
 #
 #   OUT            folder of the results, empty or not there yet (default runs/e90_gpu-<time>)
 #   KVLAB, MODEL   program and model (default: those beside this script, else build/kvlab and the model in data/models)
 #   KVLAB_DEVICE   device, as for --device (default: the first GPU, else the first CPU)
-#   E90_SECONDS    time for everything (default 450); what does not fit in is skipped, and the summary says so
+#   E90_SECONDS    time for everything (default 450)
 #   E90_QUICK=1    small sizes, to try the script itself: under 90 seconds on two CPU cores
 #
 # Exit code: 0 all steps are well or skipped, 1 a step failed, 77 there is no device.
@@ -26,6 +27,7 @@ else
     depths=(4096 16384 32768 65536 131072) prompt=512 gen=32 gen_flat=128 kernel_gen=8 repetitions=3 budget=${E90_SECONDS:-450}
 fi
 least=4 # a step is not begun with fewer seconds left
+slow=10 # after a step of more seconds than that, its cache is timed once at every deeper depth
 
 for file in "$kvlab" "$model"; do
     [[ -e $file ]] || { echo "e90_gpu: $file is missing (KVLAB and MODEL name the program and the model)" >&2; exit 2; }
@@ -135,21 +137,23 @@ bench() {
 }
 
 benches() {
-    local cache depth
-    declare -A enough # caches whose last depth did not end well: deeper ones would not either
+    local cache depth begun
+    declare -A stop times # why a cache is not timed any further; repetitions
     for cache in "${caches[@]}"; do
-        bench speed "$cache" 0 -p "$prompt" -n "$gen_flat" -r "$repetitions" || enough[$cache]="depth 0 did not end well"
+        times[$cache]=$repetitions
+        bench speed "$cache" 0 -p "$prompt" -n "$gen_flat" -r "$repetitions" || stop[$cache]="depth 0 did not end well"
     done
     for depth in "${depths[@]}"; do
         for cache in "${caches[@]}"; do
-            if [[ ${enough[$cache]:-} ]]; then
-                note "speed-$cache-d$depth" "skipped: ${enough[$cache]}" -
-            elif ! fits "$cache" "$depth"; then
-                note "speed-$cache-d$depth" "skipped: $why" -
-            else
-                bench speed "$cache" "$depth" -p "$prompt" -n "$gen" -r "$repetitions" &&
-                    bench kernels "$cache" "$depth" -p "$prompt" -n "$kernel_gen" -r 1 --kernels || enough[$cache]="depth $depth did not end well"
+            [[ ${stop[$cache]:-} ]] || fits "$cache" "$depth" || stop[$cache]=$why
+            if [[ ${stop[$cache]:-} ]]; then
+                note "speed-$cache-d$depth" "skipped: ${stop[$cache]}" -
+                continue
             fi
+            begun=$SECONDS
+            bench speed "$cache" "$depth" -p "$prompt" -n "$gen" -r "${times[$cache]}" || stop[$cache]="depth $depth did not end well"
+            ((SECONDS - begun <= slow)) || times[$cache]=1
+            [[ ${stop[$cache]:-} ]] || bench kernels "$cache" "$depth" -p "$prompt" -n "$kernel_gen" -r 1 --kernels || stop[$cache]="depth $depth did not end well"
         done
     done
     note decode-32-sequences "skipped: one sequence a session" -
@@ -161,7 +165,7 @@ write_summary() {
     local peaks=$out/logs/peaks.txt
     echo "# kvlab on $device_name"
     echo
-    echo "$("$kvlab" --version), $(basename "$(readlink -f "$model")"), driver $(field driver "$list" "$device_name"), $(date -u +%Y-%m-%dT%H:%M:%SZ), $SECONDS s of $budget."
+    echo "$("$kvlab" --version), $(field model "$out/logs/plan.json"), driver $(field driver "$list" "$device_name"), $(date -u +%Y-%m-%dT%H:%M:%SZ), $SECONDS s of $budget."
     [[ ! -s $peaks ]] || printf 'Measured: read %.0f GB/s, copy %.0f GB/s, multiply-add %.0f GFLOP/s, launch %.1f us.\n' \
         $(for key in read_gbps copy_gbps fma_gflops launch_us; do field $key "$peaks" "$device_name"; done)
     [[ ! -s $out/logs/check.txt ]] || echo "Self-check: $(tail -n 1 "$out/logs/check.txt")"
@@ -172,11 +176,11 @@ write_summary() {
     echo "| --- | --- | ---: | ---: | ---: | ---: |"
     cat "$speeds"
     echo
-    echo "## Attention kernels, with every launch timed"
+    echo "## Kernels, with every launch timed: those of attention, and those that take a tenth of the phase or more"
     echo
     echo "| kv | test | kernel | calls | median us | sum ms | of sum | GB/s | of peak | GFLOP/s | of peak |"
     echo "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    grep attend "$kernels" || true
+    awk -F '|' '$4 ~ /attend|merge/ || $8 + 0 >= 10' "$kernels"
     echo
     echo "## Steps"
     echo

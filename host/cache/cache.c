@@ -1,5 +1,5 @@
-/* Invariants: every buffer is one the plan named; sealed[layer][side] never falls except in reset; pages are written only by kvl_seal,
- * exact rows only by kvl_keep_exact. */
+/* Invariants: every buffer is one the plan named; sealed[layer][side] falls only in reset and rewind; pages are written only by kvl_seal and
+ * kvl_append, exact rows only by kvl_keep_exact. */
 #include "cache.h"
 #include "compose.h"
 #include "mem.h"
@@ -8,24 +8,25 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *attend[2], *decode_rows; /* attend: one token; a prefill tile */
+    struct kvl_kernel *rope, *seal, *append, *keep, *attend[2], *merge, *decode_rows; /* attend: one token; a prefill tile */
 };
 
 struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
     struct kvl_buffer *slab[KVL_MAX_SLABS], *table, *exact, *partial, *status;
-    struct kvl_kernel *merge;
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included */
     uint32_t position, prefill_tile;
     struct kvl_cache_reads reads;
 };
 
-static kvl_status load_kernels(struct kvl_cache *cache, uint32_t l)
+/* Builds a layer's kernels when they are first needed; layers of the same composition share programs. */
+static kvl_status need_kernels(struct kvl_cache *cache, uint32_t l)
 {
     kvl_status status = KVL_OK;
     struct layer_kernels *k = &cache->kernels[l];
+    if (k->decode_rows != NULL) return KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct kvl_program *store = NULL, *one = NULL, *tile = NULL;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "store.cl", 1, &store));
@@ -35,10 +36,10 @@ static kvl_status load_kernels(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
     KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
-    KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
     KVL_TRY(kvl_kernel_get(one, "kvl_attend", &k->attend[0]));
     KVL_TRY(kvl_kernel_get(tile, "kvl_attend", &k->attend[1]));
-    if (l == 0) KVL_TRY(kvl_kernel_get(one, "kvl_merge", &cache->merge));
+    KVL_TRY(kvl_kernel_get(one, "kvl_merge", &k->merge));
+    KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
 done:
     return status;
 }
@@ -71,7 +72,6 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->prefill_tile = kvl_prefill_tile(&cache->plan.dims);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
-    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) KVL_TRY(load_kernels(cache, l));
     KVL_TRY(allocate(cache));
     kvl_cache_reset(cache);
     *out = cache;
@@ -182,6 +182,7 @@ static uint32_t pages_touched(const struct kvl_layer_plan *layer, int s, uint32_
 }
 
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const uint32_t first[KVL_SIDES], struct kvl_buffer *stage)
 {
@@ -253,6 +254,25 @@ static uint64_t tokens_seen(const struct kvl_layer_plan *layer, uint32_t positio
     return seen;
 }
 
+/* Bytes of the rows the n queries see, all heads, once a query: encoded ones and those in full precision. */
+static uint64_t bytes_seen(const struct kvl_cache *cache, uint32_t l, uint32_t n)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    uint64_t bytes = 0;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        const uint32_t lag = lag_of(cache, side);
+        for (uint32_t p = cache->position; p < cache->position + n; p++) {
+            const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
+            const uint32_t coded_end = p + 1 > lag ? min_u32(p + 1 - lag, cache->sealed[l][s]) : 0;
+            const uint64_t coded = coded_end > start ? coded_end - start : 0;
+            const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
+            bytes += coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes;
+        }
+    }
+    return bytes * cache->plan.dims.n_kv_head;
+}
+
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
@@ -273,7 +293,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const uint32_t tile = n == 1 ? 1 : cache->prefill_tile, n_tiles = (n + tile - 1) / tile;
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
     const uint64_t seen = tokens_seen(layer, cache->position, n);
-    const struct kvl_work work = {.bytes = seen * layer->token_bytes / tile, .flops = 4 * seen * dims->n_head * dims->head_dim};
+    const struct kvl_work work = {.bytes = bytes_seen(cache, l, n) / tile, .flops = 4 * seen * dims->n_head * dims->head_dim};
     const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
     struct call call = {0};
     push_slabs(&call, cache);
@@ -291,7 +311,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (n_splits > 1) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        KVL_TRY(kvl_launch(cache->device, cache->merge, (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge, (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
                            sizeof args / sizeof args[0]));
     }
 done:
@@ -314,24 +334,23 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
+    const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
+    KVL_TRY(need_kernels(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
     KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8 what stays exact leaves the stage */
 done:
+    if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
 }
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
-    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
-        const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        const uint64_t seen = tokens_seen(layer, cache->position, n);
-        if (l == 0) cache->reads.tokens += seen;
-        cache->reads.bytes += seen * layer->token_bytes;
-    }
+    cache->reads.tokens += tokens_seen(&cache->plan.layer[0], cache->position, n);
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) cache->reads.bytes += bytes_seen(cache, l, n);
     cache->position += n;
 }
 
@@ -441,6 +460,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
     if (first < cache->plan.layer[l].sink || first + count > cache->sealed[l][side])
         return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u are)", first, first + count, cache->sealed[l][side]);
+    KVL_TRY(need_kernels(cache, l));
     KVL_TRY(kvl_buffer_new(cache->device, "decoded rows", -1, KVL_MEM_SCRATCH, bytes, false, &out));
     struct call call = {0};
     push_slabs(&call, cache);

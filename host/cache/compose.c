@@ -74,12 +74,13 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
     const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
     const uint32_t block = gcd(BLOCK_TOKENS, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0;
     const struct {
         const char *name;
         uint32_t value;
     } sizes[] = {
         {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
-        {"B", block}, {"SLICE", target.vectors ? block : 1}, {"WG", target.group}, {"VECTORS", target.vectors}, {"EXACT_HALF", !plan->config.exact},
+        {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", target.group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_AUX", k->shape.aux_floats},
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0},
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},

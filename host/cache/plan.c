@@ -12,7 +12,7 @@ uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits) { return 4 * l
 
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config)
 {
-    const bool windowed = kvl_spec_layer(config->spec, 0)->window != 0;
+    const bool windowed = kvl_spec_windowed(config->spec);
     uint32_t u = config->protocol == KVL_P4_STREAMING ? 1 : config->ubatch;
     if (u > config->n_ctx) u = config->n_ctx;
     return config->protocol == KVL_P1_FAKE_QUANT && windowed && u > WINDOW_UBATCH ? WINDOW_UBATCH : u;
@@ -30,6 +30,9 @@ kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, str
 static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role, uint32_t head_dim)
 {
     side->codec = (const struct kvl_codec *)instance->plugin;
+    if (head_dim % 8 != 0) return kvl_fail(KVL_E_UNSUPPORTED, "head_dim %u: kernels read 8 channels at a time, so it must be a multiple of 8", head_dim);
+    if (side->codec->flags & KVL_CODEC_NEEDS_TABLE)
+        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s needs a calibration table, which this build cannot give it", side->codec->head.name);
     side->priv = instance->priv;
     side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = head_dim};
     for (int pass = 0; pass < 2; pass++) { /* the first asks for the multiple, the second for the size */
@@ -38,7 +41,8 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
             return kvl_fail(KVL_E_USAGE, "codec %s does not fit head_dim %u", side->codec->head.name, head_dim);
         if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
-    side->page_bytes = round_up(side->shape.block_bytes, side->shape.alignment > 16 ? side->shape.alignment : 16);
+    side->alignment = side->shape.alignment > 16 ? side->shape.alignment : 16;
+    side->page_bytes = round_up(side->shape.block_bytes, side->alignment);
     return KVL_OK;
 }
 
@@ -54,6 +58,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         struct kvl_codec_bytes one;
         KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
+        if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         if (side->tail < side->shape.tail_min)
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
                             side->shape.tail_min);
@@ -64,6 +69,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
         if (kept > layer->ring) layer->ring = kept;
         KVL_TRY(kvl_side_bytes(side, 1, &one));
+        side->token_bytes = one.payload + one.scale;
         layer->token_bytes += (one.payload + one.scale) * plan->dims.n_kv_head;
         layer->token_scale_bytes += one.scale * plan->dims.n_kv_head;
     }
@@ -80,6 +86,7 @@ static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side
         if (side->page_bytes > plan->limits.max_alloc_bytes)
             return kvl_fail(KVL_E_DEVICE_MEM, "a page of %s has %llu bytes, more than the device allocates at once (%llu)",
                             side->codec->head.name, (unsigned long long)side->page_bytes, (unsigned long long)plan->limits.max_alloc_bytes);
+        if (plan->n_slabs != 0) plan->slab_bytes[plan->n_slabs - 1] = round_up(plan->slab_bytes[plan->n_slabs - 1], side->alignment);
         if (plan->n_slabs == 0 || plan->slab_bytes[plan->n_slabs - 1] + side->page_bytes > plan->limits.max_alloc_bytes) {
             if (plan->n_slabs == KVL_MAX_SLABS)
                 return kvl_fail(KVL_E_DEVICE_MEM, "the cache needs more than %d buffers of %llu bytes; use a shorter context or a smaller codec",
@@ -120,11 +127,19 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         plan->bytes_per_token += layer->token_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    const uint64_t rows = 2ull * kvl_attend_groups(&plan->limits) * TILE_ROWS;
+    const uint32_t group = plan->dims.n_head / plan->dims.n_kv_head; /* splits x rows of a tile: cache.c, split_count */
+    const uint64_t rows = (uint64_t)kvl_attend_groups(&plan->limits) * (group > TILE_ROWS ? group : TILE_ROWS);
     plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
     plan->status_bytes = 16;
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes;
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
+}
+
+static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
+{
+    if (plan->exact_bytes <= plan->limits.max_alloc_bytes) return KVL_OK;
+    return kvl_fail(KVL_E_DEVICE_MEM, "sink and tail rows need %llu bytes in one buffer, the device allocates at most %llu at once; keep fewer",
+                    (unsigned long long)plan->exact_bytes, (unsigned long long)plan->limits.max_alloc_bytes);
 }
 
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
@@ -140,6 +155,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
     KVL_TRY(place_all(out));
     sum_bytes(out);
+    KVL_TRY(check_exact_rows(out));
 done:
     if (status != KVL_OK) kvl_cache_plan_free(out);
     return status;

@@ -36,7 +36,8 @@ struct kvl_side_plan {
     const void *priv;
     struct kvl_codec_dims dims;      /* page_tokens = P */
     struct kvl_codec_shape shape;
-    uint64_t page_bytes;             /* block, padded to its alignment and 16 */
+    uint64_t page_bytes, alignment;  /* block, padded to its alignment, at least 16 */
+    uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
 };

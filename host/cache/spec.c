@@ -656,3 +656,10 @@ kvl_status kvl_spec_resolved(const struct kvl_spec *spec, struct kvl_text *out)
     kvl_text_free(&items);
     return status;
 }
+
+bool kvl_spec_windowed(const struct kvl_spec *spec)
+{
+    bool windowed = spec->base.window != 0;
+    for (size_t i = 0; i < spec->n_overrides; i++) windowed = windowed || spec->override[i].entry.window != 0;
+    return windowed;
+}

@@ -34,6 +34,8 @@ void kvl_spec_free(struct kvl_spec **spec);
 
 /* The entry of layer `layer` (0-based). Never NULL. */
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
+/* Whether any layer slides. */
+bool kvl_spec_windowed(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */
 kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers);
 /* The above, and every codec fits head_dim, and no tail is shorter than its codec needs; the message says the fix. */

@@ -1,4 +1,5 @@
 /* kvlab generate: text from a prompt, with counts of what the cache saved; --no-cache is the baseline. */
+#include "cache.h"
 #include "cmd.h"
 #include "eval.h"
 #include "file.h"
@@ -50,12 +51,11 @@ static const struct kvl_opt options[] = {
     {.name = "seed", .type = KVL_OPT_INT, .offset = AT(seed), .metavar = "N",
      .help = "seed of the draws", .fallback = "0", .min = 0, .max = 9e15},
     {.name = "no-cache", .type = KVL_OPT_FLAG, .offset = AT(no_cache),
-     .help = "forget keys and values after every token and compute the whole prefix again (the baseline)"},
+     .help = "forget keys and values after every token and compute the whole prefix again (the baseline); the same tokens"},
     {.name = "ignore-eos", .type = KVL_OPT_FLAG, .offset = AT(ignore_eos), .help = "go on after an end token"},
     {.name = "ids", .type = KVL_OPT_FLAG, .offset = AT(ids), .help = "print token ids, one a line, instead of text"},
     {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
-     .help = "how the prompt enters the cache: p2 in ubatches, p4 token by token (then --no-cache gives the same tokens with "
-             "every --kv)",
+     .help = "how the prompt enters the cache: p2 in ubatches, p4 token by token",
      .fallback = "p2", .choices = "p2|p4"},
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
      .help = "prompt tokens appended at once (p4: always 1)",
@@ -233,6 +233,30 @@ static void add_counters(struct kvl_counters *sum, const struct kvl_counters *x)
     sum->launches += x->launches;
 }
 
+/* Whether a prefix computed in one piece gives the bits of one that grew token by token: products must be exact, and no token may be read
+ * in full precision or not by how far its ubatch reached (a tail). */
+static bool piece_size_is_free(const struct generation *g)
+{
+    const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(g->session));
+    bool tail = false;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) tail = tail || plan->layer[l].ring != 0;
+    return g->args->exact && !tail;
+}
+
+/* The n_new newest tokens; a prefix computed again goes through the same pieces as it grew in where that matters. */
+static kvl_status forward_tokens(struct generation *g, uint32_t n_new)
+{
+    kvl_status status = KVL_OK;
+    uint32_t at = g->n - n_new;
+    if (n_new > g->n_prompt && !piece_size_is_free(g)) {
+        KVL_TRY(kvl_session_forward(g->session, g->token, g->n_prompt, 0));
+        for (at = g->n_prompt; at + 1 < g->n; at++) KVL_TRY(kvl_session_forward(g->session, g->token + at, 1, 0));
+    }
+    KVL_TRY(kvl_session_forward(g->session, g->token + at, g->n - at, 1));
+done:
+    return status;
+}
+
 /* Logits for the token after the last known one. */
 static kvl_status forward(struct generation *g)
 {
@@ -246,7 +270,7 @@ static kvl_status forward(struct generation *g)
         kvl_session_counters(g->session, &before);
     }
     const uint32_t n_new = g->n - g->n_cached;
-    KVL_TRY(kvl_session_forward(g->session, g->token + g->n_cached, n_new, 1));
+    KVL_TRY(forward_tokens(g, n_new));
     KVL_TRY(kvl_session_read_logits(g->session, 0, g->logits));
     g->n_cached = g->n;
     g->n_steps++;
@@ -297,6 +321,7 @@ done:
         const kvl_status shown = show_text(g, g->text.size); /* an incomplete sequence at the end, too */
         if (status == KVL_OK) status = shown;
         putchar('\n');
+        fflush(stdout);
     }
     return status;
 }

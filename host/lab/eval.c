@@ -72,7 +72,7 @@ static kvl_status check_config(const struct kvl_rig *rig, const struct kvl_eval_
     if (c->protocol == KVL_P3_PREFILL_EXACT)
         return kvl_fail(KVL_E_USAGE,
                         "--protocol p3 compresses the cache at the end of the prompt, so the tokens scored here would all read it "
-                        "in full precision and nothing would be measured; use p1, p2 or p4, or 'kvlab eval continuation'");
+                        "in full precision and nothing would be measured; use p1, p2 or p4");
     if (c->n_ctx < KVL_EVAL_MIN_CTX)
         return kvl_fail(KVL_E_USAGE, "-c %u: a window needs at least %d tokens", c->n_ctx, KVL_EVAL_MIN_CTX);
     if (c->n_ctx > limit && !c->allow_long)

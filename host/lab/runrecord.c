@@ -1,4 +1,5 @@
 #include "runrecord.h"
+#include "cache.h"
 #include "file.h"
 #include "log.h"
 #include "mem.h"
@@ -402,8 +403,12 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
     struct kvl_fact facts[CACHE_FACTS];
+    uint32_t nonfinite;
     KVL_TRY(kvl_session_bytes(session, &r->bytes));
+    KVL_TRY(kvl_cache_nonfinite(kvl_session_cache(session), &nonfinite));
+    if (nonfinite) kvl_warn("%u keys or values were not finite when they were encoded: the results cannot be trusted", nonfinite);
     if (!r->file) return KVL_OK;
+    KVL_TRY(kvl_runfile_integer(r->file, "/quality", "nonfinite_inputs", nonfinite));
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
     KVL_TRY(put_plan(r));

@@ -1,6 +1,7 @@
 /* Compilers for GPUs that are not here, run as programs: clang and ptxas for NVIDIA, clang for AMD, ocloc for Intel.
  * clang is given what an OpenCL runtime would give it: the built-in functions' header and library, and __OPENCL_VERSION__. */
 #include "file.h"
+#include "log.h"
 #include "mem.h"
 #include "text.h"
 #include "xcheck.h"
@@ -305,7 +306,7 @@ kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl
     snprintf(path, sizeof path, "%s/p.cl", dir);
     KVL_TRY(kvl_file_write(path, program->text, strlen(program->text)));
     if (vendor == KVL_XCHECK_NVIDIA) KVL_TRY(compile_nvidia(kvl_xcheck_targets + first, n, compiler, dir, rows));
-    for (size_t i = 0; i < n && vendor != KVL_XCHECK_NVIDIA; i++)
+    for (size_t i = 0; i < n && vendor != KVL_XCHECK_NVIDIA && !kvl_interrupted(); i++)
         KVL_TRY((vendor == KVL_XCHECK_AMD ? compile_amd : compile_intel)(kvl_xcheck_targets + first + i, compiler, dir, rows));
     for (size_t i = before; i < rows->n; i++) {
         snprintf(rows->row[i].program, sizeof rows->row[i].program, "%s", program->name);

@@ -19,14 +19,14 @@ static const struct kvl_cache_dims shapes[] = {
 
 static const char mixed_pair[] = "k=int8 v=int4";
 
-/* Programs that are always the same. Options as their callers pass them on a GPU. */
+/* Programs that are always the same. Files and options as their callers pass them on a GPU. */
+enum { MOST_FILES = 3 };
 static const struct other {
-    const char *file, *options;
-    bool with_platform;
+    const char *file[MOST_FILES], *options; /* the last file gives the name */
 } others[] = {
-    {"norm.cl", "-DKVL_VECTORS=1", true},
-    {"logprob.cl", "-DKVL_WG=256 -DKVL_LANES=4", false},
-    {"measure.cl", "-DKVL_WIDTH=4 -DKVL_CHAINS=12 -DKVL_FMA=1", false},
+    {{"platform.cl", "rms.cl", "norm.cl"}, "-DKVL_VECTORS=1"},
+    {{"logprob.cl"}, "-DKVL_WG=256 -DKVL_LANES=4"},
+    {{"measure.cl"}, "-DKVL_WIDTH=4 -DKVL_CHAINS=12 -DKVL_FMA=1"},
 };
 
 struct list {
@@ -130,10 +130,12 @@ done:
 static kvl_status add_other(struct list *list, const struct other *other)
 {
     char name[96];
-    const struct kvl_source parts[] = {{"platform.cl", kvl_source_text("platform.cl")},
-                                       {other->file, kvl_source_text(other->file)}};
-    snprintf(name, sizeof name, "%s %s", other->file, other->options);
-    return other->with_platform ? add(list, name, other->options, parts, 2) : add(list, name, other->options, parts + 1, 1);
+    size_t n = 0;
+    struct kvl_source parts[MOST_FILES];
+    for (; n < MOST_FILES && other->file[n] != NULL; n++)
+        parts[n] = (struct kvl_source){other->file[n], kvl_source_text(other->file[n])};
+    snprintf(name, sizeof name, "%s %s", parts[n - 1].name, other->options);
+    return add(list, name, other->options, parts, n);
 }
 
 kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)

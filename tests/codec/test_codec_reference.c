@@ -145,7 +145,8 @@ static void group_by_formula(const struct variant *v, const float *x, uint32_t n
 static void check_bytes(const struct bench *b, const struct variant *v, uint32_t t, const float *x)
 {
     const uint32_t d = b->dims.head_dim, p = b->dims.page_tokens, group = v->group ? v->group : d, bits = (uint32_t)v->bits;
-    const uint32_t word_bytes = bits == 3 ? 3 : 1, rows = d * bits / 8, span = group * bits / 8 / word_bytes, n_params = v->sym ? 1 : 2;
+    const uint32_t word_bytes = bits == 3 ? 3 : 1, rows = d * bits / 8, span = group * bits / 8 / word_bytes,
+                   n_params = v->sym ? 1 : 2;
     for (uint32_t g = 0; g < d / group; g++) {
         float scale, zero;
         uint32_t codes[256];
@@ -379,7 +380,7 @@ static void writes_only_its_tokens(void **state)
 
 static const struct {
     const char *name;
-    const uint8_t *blocks; /* of the known answers' input, as ggml has them */
+    const uint8_t *blocks;  /* of the known answers' input, as ggml has them */
     uint32_t bytes, params; /* of a block; binary16 numbers at its start */
     double step;            /* of codes, in units of a block's range */
 } ggml_types[] = {
@@ -402,10 +403,12 @@ static void pages_hold_ggml_blocks(void **state)
             for (uint32_t t = T0; t < T0 + a->n; t++)
                 for (uint32_t k = 0; k < n_blocks; k++) {
                     for (uint32_t p = 0; p < params; p++, want += 2)
-                        assert_memory_equal(b.block + (size_t)P * n_blocks * codes + 2 * ((size_t)(k * params + p) * P + t), want, 2);
+                        assert_memory_equal(b.block + (size_t)P * n_blocks * codes + 2 * ((size_t)(k * params + p) * P + t), want,
+                                            2);
                     for (uint32_t j = 0; j < codes; j++, want++) {
                         const uint32_t row = k * codes + j;
-                        assert_int_equal(b.block[roles[r] == KVL_ROLE_K ? (size_t)row * P + t : (size_t)t * n_blocks * codes + row], *want);
+                        assert_int_equal(b.block[roles[r] == KVL_ROLE_K ? (size_t)row * P + t : (size_t)t * n_blocks * codes + row],
+                                         *want);
                     }
                 }
             bench_free(&b);
@@ -454,14 +457,41 @@ static void ggml_errs_by_half_a_step(void **state)
                 low = fminf(low, x[k + j]);
                 high = fmaxf(high, x[k + j]);
             }
-            const double reach = fmax(fabs(low), fabs(high)), range = ggml_types[i].params == 2 ? high - low : i == 0 ? 2 * reach : reach;
+            const double reach = fmax(fabs(low), fabs(high)), range = ggml_types[i].params == 2 ? high - low
+                                                                      : i == 0                  ? 2 * reach
+                                                                                                : reach;
             const bool lopsided = ggml_types[i].params == 1 && i > 0; /* codes reach from -8 to 7 */
             for (uint32_t j = 0; j < 32; j++) {
-                const double bound = ggml_types[i].step == 0 ? 0.2 * reach : (lopsided && x[k + j] * (reach == high ? 1 : -1) < -0.9 * reach ? 1.0 : 0.5) * ggml_types[i].step * range;
+                const double bound =
+                    ggml_types[i].step == 0
+                        ? 0.2 * reach
+                        : (lopsided && x[k + j] * (reach == high ? 1 : -1) < -0.9 * reach ? 1.0 : 0.5) * ggml_types[i].step * range;
                 if (fabs(decoded[k + j] - x[k + j]) > bound * 1.001 + reach * 0x1p-10)
                     fail_msg("%s: %g became %g, bound %g", ggml_types[i].name, x[k + j], decoded[k + j], bound);
             }
         }
+        bench_free(&b);
+    }
+}
+
+/* With d = 1: halves go away from zero in q8_0 and up in q4_0, and to the upper value of iq4_nl's table. */
+static void ggml_breaks_ties_its_way(void **state)
+{
+    static const struct {
+        const char *name;
+        float x[6]; /* the first sets the scale */
+        uint8_t code[6];
+    } ties[] = {
+        {"q8_0", {-127, 0.5f, -0.5f, 1.5f, -2.5f, 126.5f}, {129, 1, 255, 2, 253, 127}},
+        {"q4_0", {-8, 0.5f, -0.5f, 1.5f, -2.5f, -7.5f}, {0, 9, 8, 10, 6, 1}},
+        {"iq4_nl", {-127, -115.5f, -4.5f, 7, 19, 101}, {0, 1, 8, 9, 10, 15}},
+    };
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) {
+        struct bench b = bench_new(ties[i].name, "", KVL_ROLE_V, 32, 1);
+        float x[32] = {0};
+        memcpy(x, ties[i].x, sizeof ties[i].x);
+        encode(&b, 0, 1, x);
+        for (int k = 0; k < 6; k++) assert_int_equal(i == 0 ? b.block[k] : b.block[k] & 15, ties[i].code[k]);
         bench_free(&b);
     }
 }
@@ -483,7 +513,8 @@ static void fp8_rounds_to_nearest_even(void **state)
             float x[D] = {0}, decoded[D], number[128];
             for (uint32_t code = 0; code <= formats[f].largest; code++) {
                 const uint32_t exponent = code >> formats[f].mantissa, one = 1u << formats[f].mantissa, fraction = code % one;
-                number[code] = ldexpf((float)(fraction + (exponent ? one : 0)), (int)(exponent ? exponent : 1) - (int)formats[f].bias - (int)formats[f].mantissa);
+                number[code] = ldexpf((float)(fraction + (exponent ? one : 0)),
+                                      (int)(exponent ? exponent : 1) - (int)formats[f].bias - (int)formats[f].mantissa);
             }
             assert_true(number[formats[f].largest] == formats[f].max);
             for (uint32_t code = 0; code < formats[f].largest; code++) {
@@ -519,7 +550,8 @@ static void fp8_errors_are_relative(void **state)
             decode(&b, 0, 1, decoded);
             memcpy(&half, b.block + D, 2);
             for (int c = 0; c < D; c++)
-                assert_true(fabs(decoded[c] - x[c]) <= 1.00001 * fmax(half_step[i] * fabs(x[c]), smallest[i] * kvl_half_to_float(half)));
+                assert_true(fabs(decoded[c] - x[c]) <=
+                            1.00001 * fmax(half_step[i] * fabs(x[c]), smallest[i] * kvl_half_to_float(half)));
             bench_free(&b);
         }
 }
@@ -595,8 +627,9 @@ static void bytes_per_token_of_a_model(void **state)
     static const struct {
         const char *name;
         uint64_t bytes;
-    } wanted[] = {{"f32", 46080}, {"f16", 23040}, {"int8", 12240}, {"int4", 6480},  {"int3", 5040},    {"int2", 3600},
-                {"q8_0", 12240}, {"q5_1", 8640}, {"q5_0", 7920}, {"q4_1", 7200}, {"q4_0", 6480}, {"iq4_nl", 6480}, {"fp8_e4m3", 11880}};
+    } wanted[] = {{"f32", 46080}, {"f16", 23040},   {"int8", 12240},    {"int4", 6480}, {"int3", 5040},
+                  {"int2", 3600}, {"q8_0", 12240},  {"q5_1", 8640},     {"q5_0", 7920}, {"q4_1", 7200},
+                  {"q4_0", 6480}, {"iq4_nl", 6480}, {"fp8_e4m3", 11880}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct kvl_instance instance;
         uint64_t sum = 0;
@@ -663,17 +696,29 @@ static void plugin_half_equals_the_host(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(meets_known_answers),     cmocka_unit_test(integers_follow_the_card),
-        cmocka_unit_test(ties_go_to_even),         cmocka_unit_test(quotients_are_exact),
-        cmocka_unit_test(floats_follow_the_card),  cmocka_unit_test(round_trip_errs_by_half_a_step),
-        cmocka_unit_test(special_values),          cmocka_unit_test(zeros_have_one_encoding),
-        cmocka_unit_test(parts_equal_the_whole),   cmocka_unit_test(writes_only_its_tokens),
-        cmocka_unit_test(bytes_are_exact),         cmocka_unit_test(bytes_per_token_of_a_model),
-        cmocka_unit_test(defines_say_the_options), cmocka_unit_test(plugin_half_equals_the_host),
-        cmocka_unit_test(pages_hold_ggml_blocks),  cmocka_unit_test(ggml_bytes_are_exact),
-        cmocka_unit_test(ggml_refuses_other_head_dims), cmocka_unit_test(ggml_errs_by_half_a_step),
-        cmocka_unit_test(fp8_rounds_to_nearest_even), cmocka_unit_test(fp8_errors_are_relative),
-        cmocka_unit_test(special_values_of_the_others), cmocka_unit_test(fp8_bytes_are_exact),
+        cmocka_unit_test(meets_known_answers),
+        cmocka_unit_test(integers_follow_the_card),
+        cmocka_unit_test(ties_go_to_even),
+        cmocka_unit_test(quotients_are_exact),
+        cmocka_unit_test(floats_follow_the_card),
+        cmocka_unit_test(round_trip_errs_by_half_a_step),
+        cmocka_unit_test(special_values),
+        cmocka_unit_test(zeros_have_one_encoding),
+        cmocka_unit_test(parts_equal_the_whole),
+        cmocka_unit_test(writes_only_its_tokens),
+        cmocka_unit_test(bytes_are_exact),
+        cmocka_unit_test(bytes_per_token_of_a_model),
+        cmocka_unit_test(defines_say_the_options),
+        cmocka_unit_test(plugin_half_equals_the_host),
+        cmocka_unit_test(pages_hold_ggml_blocks),
+        cmocka_unit_test(ggml_bytes_are_exact),
+        cmocka_unit_test(ggml_refuses_other_head_dims),
+        cmocka_unit_test(ggml_errs_by_half_a_step),
+        cmocka_unit_test(ggml_breaks_ties_its_way),
+        cmocka_unit_test(fp8_rounds_to_nearest_even),
+        cmocka_unit_test(fp8_errors_are_relative),
+        cmocka_unit_test(special_values_of_the_others),
+        cmocka_unit_test(fp8_bytes_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

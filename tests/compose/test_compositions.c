@@ -9,7 +9,7 @@
 #include <string.h>
 
 static const char *const codecs[] = {"f32",           "f16", "int8", "int8(sym)", "int8(group=16)", "int4", "int4(group=32,sym)",
-                                     "int4(group=16)"};
+                                     "int4(group=16)", "int3(group=8)", "int2", "q8_0", "q5_1", "q4_0", "fp8_e4m3"};
 static const char *const rests[] = {
     "",
     "sink=4",

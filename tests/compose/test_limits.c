@@ -29,6 +29,14 @@ static const struct {
     {{2, 8, 2, 128}, "int8(sym)", true},
     {{2, 8, 2, 128}, "int4", false},
     {{2, 8, 2, 128}, "k=f16 v=int4(group=64)", false},
+    {{2, 8, 2, 128}, "int3", true},
+    {{2, 8, 2, 128}, "int2(group=32)", false},
+    {{2, 8, 2, 128}, "q8_0", false},
+    {{2, 8, 2, 128}, "q5_1", true},
+    {{2, 8, 2, 128}, "q5_0", false},
+    {{2, 8, 2, 128}, "q4_1", true},
+    {{2, 8, 2, 128}, "k=q4_0 v=iq4_nl", false},
+    {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
 };
 static const char *const rests[] = {"", "sink=4", "ktail=32 vtail=7", "sink=4 tail=20", "window=96", "sink=4 window=96 tail=8"};
 static const struct {

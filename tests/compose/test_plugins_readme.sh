@@ -7,7 +7,7 @@ printed=$("$program" plugins --md) || fail "plugins --md"
 [ -n "$table" ] || fail "compress/README.md has no table between the markers plugins:begin and plugins:end"
 diff <(echo "$table") <(echo "$printed") || fail "the table of compress/README.md is stale: paste the output of kvlab plugins --md between its markers"
 "$program" plugins | grep -q '^streaming-llm  *sink=4 window=1020$' || fail "plugins does not list the presets"
-"$program" plugins int4 | grep -q '^# int8, int4: ' || fail "plugins int4 does not print the method card"
+"$program" plugins int4 | grep -q '^# int8, int4, int3, int2: ' || fail "plugins int4 does not print the method card"
 "$program" plugins int4 | grep -q 'group .*0 to 65536; default 0' || fail "plugins int4 does not print the options"
 message=$("$program" plugins int5 2>&1 >/dev/null) && fail "plugins int5 succeeded"
 case $message in *"did you mean int8?"*) ;; *) fail "no suggestion in: $message" ;; esac
@@ -16,7 +16,8 @@ if command -v python3 >/dev/null; then
 import json, sys
 answer = json.load(sys.stdin)
 bits = {p["name"]: p["bits_per_element"] for p in answer["plugins"]}
-assert bits == {"f32": 32, "f16": 16, "int8": 8.5, "int4": 4.5}, bits
+assert bits == {"f32": 32, "f16": 16, "int8": 8.5, "int4": 4.5, "int3": 3.5, "int2": 2.5, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5,
+                "q4_0": 4.5, "iq4_nl": 4.5, "fp8_e4m3": 8.25, "fp8_e5m2": 8.25}, bits
 assert [o["name"] for o in answer["plugins"][2]["options"]] == ["group", "scheme"]
 assert answer["presets"][0]["name"] == "streaming-llm"
 ' || fail "plugins --json"

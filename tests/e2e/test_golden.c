@@ -78,7 +78,7 @@ static double rows_difference(const float *cached, const float *golden, int side
     double worst = 0.0;
     for (int i = 0; i < KV_HEADS * TOKENS; i++)
         for (int c = 0; c < HEAD_DIM; c++)
-            worst = fmax(worst, largest_difference(&cached[i * HEAD_DIM + gguf_channel(side, c)], &golden[i * HEAD_DIM + c], 1));
+            worst = larger(worst, largest_difference(&cached[i * HEAD_DIM + gguf_channel(side, c)], &golden[i * HEAD_DIM + c], 1));
     return worst;
 }
 
@@ -91,7 +91,7 @@ static void cached_keys_and_values_are_those_of_transformers(void **state)
     for (int l = 0; l < LAYERS; l++)
         for (int s = 0; s < KVL_SIDES; s++) {
             assert_ok(kvl_cache_read_rows(kvl_session_cache(r.session), (uint32_t)l, s, 0, TOKENS, cached));
-            worst[s] = fmax(worst[s], rows_difference(cached, row[l][s], s));
+            worst[s] = larger(worst[s], rows_difference(cached, row[l][s], s));
         }
     print_message("    largest difference %.2e of keys, %.2e of values\n", worst[KVL_SIDE_K], worst[KVL_SIDE_V]);
     assert_true(worst[KVL_SIDE_K] < 1e-4);

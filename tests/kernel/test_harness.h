@@ -3,7 +3,7 @@
  *   static const struct CMUnitTest tests[] = {cmocka_unit_test(adds), ...};   each test uses kvl_test_device
  *   int main(void) { return KVL_ON_EACH_DEVICE(tests); }
  *
- * The devices are those of the installed drivers (OCL_ICD_VENDORS, RUSTICL_ENABLE); $KVLAB_DEVICE narrows them to one. No device:
+ * The devices are those of the installed drivers (OCL_ICD_VENDORS, RUSTICL_ENABLE); $KVLAB_TEST_DEVICE narrows them to one. No device:
  * exit code 77, skipped. A test that leaves a buffer in the ledger fails its device. */
 #ifndef KVL_TEST_HARNESS_H
 #define KVL_TEST_HARNESS_H
@@ -46,7 +46,7 @@ static inline int kvl_on_each_device(const struct CMUnitTest *tests, size_t n_te
     size_t n = 0;
     int failed = 0;
     char choice[24];
-    if (getenv("KVLAB_DEVICE")) return kvl_on_device(NULL, tests, n_tests);
+    if (getenv("KVLAB_TEST_DEVICE")) return kvl_on_device(getenv("KVLAB_TEST_DEVICE"), tests, n_tests);
     if (kvl_device_list(&list, &n) != KVL_OK) fprintf(stderr, "%s\n", kvl_error_text());
     kvl_free(&list);
     if (n == 0) {

@@ -101,7 +101,7 @@ static void answers_by_layer(void **state)
 }
 
 #define FORM ": items are WORD, key=value, value=name(option=value,...) or @a-b, with spaces between"
-#define CODECS "f32 f16 int8 int4"
+#define CODECS "f32 f16 int8 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2"
 
 static void refuses_bad_words(void **state)
 {

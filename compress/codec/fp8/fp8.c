@@ -49,13 +49,15 @@ static uint8_t code_of(const struct fp8_codec *codec, float y)
     if (magnitude < ldexpf(1.0f, 1 - codec->bias))
         bits = (uint32_t)rintf(ldexpf(magnitude, codec->bias - 1 + codec->mantissa)); /* subnormal */
     else
-        bits = ((bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1)) >> shift) - ((uint32_t)(127 - codec->bias) << codec->mantissa);
+        bits =
+            ((bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1)) >> shift) - ((uint32_t)(127 - codec->bias) << codec->mantissa);
     return (uint8_t)(bits == 0 ? 0 : bits | (y < 0.0f ? 0x80u : 0u));
 }
 
 static float value_of(const struct fp8_codec *codec, uint8_t code)
 {
-    const int exponent = (code & 0x7f) >> codec->mantissa, fraction = code & ((1 << codec->mantissa) - 1), one = 1 << codec->mantissa;
+    const int exponent = (code & 0x7f) >> codec->mantissa, fraction = code & ((1 << codec->mantissa) - 1),
+              one = 1 << codec->mantissa;
     const float magnitude = exponent == 0 ? ldexpf((float)fraction, 1 - codec->bias - codec->mantissa)
                                           : ldexpf((float)(one + fraction), exponent - codec->bias - codec->mantissa);
     return code & 0x80 ? -magnitude : magnitude;
@@ -68,10 +70,13 @@ static uint64_t code_at(const struct kvl_codec_dims *dims, uint32_t t, uint32_t 
     return dims->role == KVL_ROLE_K ? (uint64_t)c * dims->page_tokens + t : (uint64_t)t * dims->head_dim + c;
 }
 
-static uint64_t scale_at(const struct kvl_codec_dims *dims, uint32_t t) { return (uint64_t)dims->page_tokens * dims->head_dim + 2u * t; }
+static uint64_t scale_at(const struct kvl_codec_dims *dims, uint32_t t)
+{
+    return (uint64_t)dims->page_tokens * dims->head_dim + 2u * t;
+}
 
-static int fp8_encode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n, const float *x,
-                      uint8_t *block)
+static int fp8_encode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n,
+                      const float *x, uint8_t *block)
 {
     for (uint32_t t = t0; t < t0 + n; t++, x += dims->head_dim) {
         const uint16_t scale = fit_scale(priv, x, dims->head_dim);
@@ -82,13 +87,14 @@ static int fp8_encode(const void *priv, const struct kvl_codec_dims *dims, const
     return 0;
 }
 
-static int fp8_decode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n, const uint8_t *block,
-                      float *x)
+static int fp8_decode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n,
+                      const uint8_t *block, float *x)
 {
     for (uint32_t t = t0; t < t0 + n; t++) {
         uint16_t scale;
         memcpy(&scale, block + scale_at(dims, t), 2);
-        for (uint32_t c = 0; c < dims->head_dim; c++) *x++ = value_of(priv, block[code_at(dims, t, c)]) * kvl_plugin_from_half(scale);
+        for (uint32_t c = 0; c < dims->head_dim; c++)
+            *x++ = value_of(priv, block[code_at(dims, t, c)]) * kvl_plugin_from_half(scale);
     }
     return 0;
 }

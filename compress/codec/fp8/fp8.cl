@@ -1,5 +1,5 @@
-/* Device body of 8-bit floats: KVL_OPT_MANTISSA bits, exponent bias KVL_OPT_BIAS, largest number KVL_OPT_MAX. Layout and arithmetic: card.md.
- * Codes K [D][P], V [P][D]; then a scale per token, binary16. */
+/* Device body of 8-bit floats: KVL_OPT_MANTISSA bits, exponent bias KVL_OPT_BIAS, largest number KVL_OPT_MAX. Layout and arithmetic:
+ * card.md. Codes K [D][P], V [P][D]; then a scale per token, binary16. */
 #if KVL_IS_K
 #define AT(t, c) ((ulong)(c) * KVL_P + (t))
 #else
@@ -39,8 +39,10 @@ uint KVL_FN(code)(float y)
 {
     const float magnitude = fabs(y);
     uint bits = as_uint(magnitude);
-    if (magnitude < POWER(1 - KVL_OPT_BIAS)) bits = (uint)rint(magnitude * POWER(KVL_OPT_BIAS - 1 + KVL_OPT_MANTISSA));
-    else bits = ((bits + (1u << (SHIFT - 1)) - 1 + (bits >> SHIFT & 1)) >> SHIFT) - ((127 - KVL_OPT_BIAS) << KVL_OPT_MANTISSA);
+    if (magnitude < POWER(1 - KVL_OPT_BIAS)) /* subnormal */
+        bits = (uint)rint(magnitude * POWER(KVL_OPT_BIAS - 1 + KVL_OPT_MANTISSA));
+    else
+        bits = ((bits + (1u << (SHIFT - 1)) - 1 + (bits >> SHIFT & 1)) >> SHIFT) - ((127 - KVL_OPT_BIAS) << KVL_OPT_MANTISSA);
     return bits == 0 ? 0 : bits | (y < 0.0f ? 0x80 : 0);
 }
 
@@ -50,7 +52,8 @@ void KVL_FN(encode_row)(KVL_GLOBAL uchar *block, uint t, kvl_rows x, uint row)
     for (uint c = 0; c < KVL_D; c++) reach = fmax(reach, fabs(kvl_clamp_half(kvl_row_at(x, row, c))));
     const float wanted = reach < 0x1p-100f ? 0.0f : KVL_FN(divide)(reach, (float)KVL_OPT_MAX);
     kvl_store_half(SCALES(block), t, wanted);
-    if (kvl_load_half(SCALES(block), t) < wanted) ((KVL_GLOBAL ushort *)SCALES(block))[t] += 1; /* up, so that nothing is out of range */
+    /* rounded up, so that nothing is out of range */
+    if (kvl_load_half(SCALES(block), t) < wanted) ((KVL_GLOBAL ushort *)SCALES(block))[t] += 1;
     const float scale = kvl_load_half(SCALES(block), t);
     for (uint c = 0; c < KVL_D; c++)
         block[AT(t, c)] = scale == 0.0f ? 0 : (uchar)KVL_FN(code)(KVL_FN(divide)(kvl_clamp_half(kvl_row_at(x, row, c)), scale));
@@ -62,12 +65,13 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 }
 
 #if KVL_VECTORS
-/* Codes as binary16 numbers: sign, exponent and mantissa move to their places, and the value is off by a power of two. */
+/* Codes as binary16 numbers: sign, exponent and mantissa move to their places, and the value is off by a power of two. Above a 4-bit
+ * exponent the shift leaves a copy of the sign. */
 #define REBIAS POWER(15 - KVL_OPT_BIAS)
+#define EXPONENT_TOP (KVL_OPT_MANTISSA == 3 ? 0x4000 : 0)
 float16 KVL_FN(unscaled)(uchar16 codes)
 {
-    const ushort16 wide = convert_ushort16(codes);
-    const ushort16 bits = (wide & (ushort)0x80) << (ushort)8 | (wide & (ushort)0x7f) << (ushort)(10 - KVL_OPT_MANTISSA);
+    const short16 bits = convert_short16(as_char16(codes)) << (short16)(10 - KVL_OPT_MANTISSA) & (short)~EXPONENT_TOP;
     return vload_half16(0, (const half *)&bits);
 }
 
@@ -99,7 +103,8 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #else
 #define WIDE (KVL_D % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
 
-void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
+                        KVL_QS float *acc)
 {
     float scaled[KVL_NQ * KVL_SLICE]; /* p * scale */
     for (uint i = 0; i < KVL_NQ * KVL_SLICE; i += 16) {
@@ -123,6 +128,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #endif
 #undef WIDE
 #undef REBIAS
+#undef EXPONENT_TOP
 #endif
 #undef AT
 #undef SCALES

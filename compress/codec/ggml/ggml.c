@@ -1,5 +1,5 @@
-/* q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl: ggml's blocks of 32 channels, the same scales and codes as its reference quantizers give. Layout and
- * arithmetic: card.md. All float operations are single IEEE ones, so every device gives the same bytes. */
+/* q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl: ggml's blocks of 32 channels, the same scales and codes as its reference quantizers give. Layout
+ * and arithmetic: card.md. All float operations are single IEEE ones, so every device gives the same bytes. */
 #include "answers.h"
 #include "kvl_plugin.h"
 #include "kvl_plugin_half.h"
@@ -30,8 +30,8 @@ static int ggml_init(struct ggml_codec *codec, const struct kvl_host *host, cons
 
 /* ---- shape ---- */
 
-static uint32_t code_bytes(const struct format *f) { return (uint32_t)f->bits * BLOCK / 8; }        /* of a block */
-static uint32_t param_count(const struct format *f) { return f->has_min ? 2 : 1; }                  /* binary16 numbers of a block */
+static uint32_t code_bytes(const struct format *f) { return (uint32_t)f->bits * BLOCK / 8; } /* of a block */
+static uint32_t param_count(const struct format *f) { return f->has_min ? 2 : 1; }           /* binary16 numbers of a block */
 
 static int ggml_shape(const void *priv, const struct kvl_codec_dims *dims, struct kvl_codec_shape *out)
 {
@@ -92,7 +92,8 @@ static void quantize_signed(const struct format *f, struct block *b)
 {
     const float d = extreme(b->x) / (float)-f->offset, inverse = reciprocal(d);
     b->scale = to_param(d);
-    for (int i = 0; i < BLOCK; i++) b->code[i] = (uint8_t)fminf(b->x[i] * inverse + ((float)f->offset + 0.5f), (float)(2 * f->offset - 1));
+    for (int i = 0; i < BLOCK; i++)
+        b->code[i] = (uint8_t)fminf(b->x[i] * inverse + ((float)f->offset + 0.5f), (float)(2 * f->offset - 1));
 }
 
 static void quantize_from_min(const struct format *f, struct block *b)
@@ -187,8 +188,8 @@ static uint64_t param_at(const struct format *f, const struct kvl_codec_dims *di
     return codes + 2 * (((uint64_t)k * param_count(f) + p) * dims->page_tokens + t);
 }
 
-static int ggml_encode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n, const float *x,
-                       uint8_t *page)
+static int ggml_encode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n,
+                       const float *x, uint8_t *page)
 {
     const struct format *f = ((const struct ggml_codec *)priv)->format;
     for (uint32_t t = t0; t < t0 + n; t++)
@@ -205,8 +206,8 @@ static int ggml_encode(const void *priv, const struct kvl_codec_dims *dims, cons
     return 0;
 }
 
-static int ggml_decode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n, const uint8_t *page,
-                       float *x)
+static int ggml_decode(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n,
+                       const uint8_t *page, float *x)
 {
     const struct format *f = ((const struct ggml_codec *)priv)->format;
     for (uint32_t t = t0; t < t0 + n; t++)
@@ -269,4 +270,5 @@ GGML_CODEC(q5_1, "ggml's Q5_1: 5-bit integers, a scale and a minimum for each 32
 GGML_CODEC(q5_0, "ggml's Q5_0: 5-bit integers, a scale for each 32 channels", .bits = 5, .offset = 16);
 GGML_CODEC(q4_1, "ggml's Q4_1: 4-bit integers, a scale and a minimum for each 32 channels", .bits = 4, .has_min = 1);
 GGML_CODEC(q4_0, "ggml's Q4_0: 4-bit integers, a scale for each 32 channels", .bits = 4, .offset = 8);
-GGML_CODEC(iq4_nl, "ggml's IQ4_NL: 4-bit codes of a fixed non-linear table, a scale for each 32 channels", .bits = 4, .nonlinear = 1);
+GGML_CODEC(iq4_nl, "ggml's IQ4_NL: 4-bit codes of a fixed non-linear table, a scale for each 32 channels", .bits = 4,
+           .nonlinear = 1);

@@ -1,10 +1,11 @@
-/* Device body of ggml's block formats: KVL_OPT_BITS 8, 5 or 4; KVL_OPT_OFFSET is subtracted from codes; KVL_OPT_MIN adds a minimum to each
- * block; KVL_OPT_NONLINEAR looks codes up. Layout and arithmetic: card.md. Byte row b of a token: K [rows][P], V [P][rows]; then scale
- * (and minimum) per block and token, binary16. */
+/* Device body of ggml's block formats: KVL_OPT_BITS 8, 5 or 4; KVL_OPT_OFFSET is subtracted from codes; KVL_OPT_MIN adds a minimum to
+ * each block; KVL_OPT_NONLINEAR looks codes up. Layout and arithmetic: card.md. Byte row b of a token: K [rows][P], V [P][rows]; then
+ * scale (and minimum) per block and token, binary16. */
 #define BLOCK 32
 #define N_BLOCKS (KVL_D / BLOCK)
 #define CODE_BYTES (BLOCK * KVL_OPT_BITS / 8)
 #define LOW_ROW (KVL_OPT_BITS == 5 ? BLOCK / 8 : 0) /* the fifth bits come first */
+#define SPAN (KVL_OPT_BITS == 8 ? BLOCK : 16) /* channels of one byte are SPAN apart */
 #define TOKEN_BYTES (N_BLOCKS * CODE_BYTES)
 #if KVL_IS_K
 #define ROW_STRIDE ((ulong)KVL_P)
@@ -49,7 +50,7 @@ void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table,
     }
 }
 
-/* 1 / d correctly rounded, whatever the rounding of the device's division: two Newton steps, and the one mantissa they can miss (card.md). */
+/* 1 / d correctly rounded, whatever the rounding of the device's division: two Newton steps, and the one mantissa they can miss. */
 float KVL_FN(reciprocal)(float d)
 {
     if (fabs(d) < 0x1p-100f) return 0.0f;
@@ -131,7 +132,10 @@ void KVL_FN(store_codes)(KVL_GLOBAL uchar *at, const uint *code)
 }
 
 /* Binary16, but +0 for all that rounds to zero. */
-void KVL_FN(store_param)(KVL_GLOBAL uchar *block, ulong i, float x) { kvl_store_half(PARAMS(block), i, fabs(x) <= 0x1p-25f ? 0.0f : x); }
+void KVL_FN(store_param)(KVL_GLOBAL uchar *block, ulong i, float x)
+{
+    kvl_store_half(PARAMS(block), i, fabs(x) <= 0x1p-25f ? 0.0f : x);
+}
 
 void KVL_FN(encode_block)(KVL_GLOBAL uchar *block, uint t, uint k, kvl_rows x, uint row)
 {
@@ -166,14 +170,26 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 }
 
 #if KVL_VECTORS
-/* The numbers of low codes and, for 5 bits, of 16 where `fifth` is set. */
 #if KVL_OPT_NONLINEAR
-#define NUMBERS(low, fifth) shuffle((char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), low)
-#elif KVL_OPT_BITS == 5
-#define NUMBERS(low, fifth) (as_char16((low) | (as_uchar16((fifth) != (uchar16)0) & (uchar)16)) - (char)KVL_OPT_OFFSET)
+float16 KVL_FN(numbers)(uchar16 codes)
+{
+    const char16 table = (char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+#ifdef __clang__ /* one instruction where shuffle() may be a loop */
+#define PICK(i) table[codes.s##i]
+    return convert_float16((char16)(PICK(0), PICK(1), PICK(2), PICK(3), PICK(4), PICK(5), PICK(6), PICK(7), PICK(8), PICK(9), PICK(a),
+                                    PICK(b), PICK(c), PICK(d), PICK(e), PICK(f)));
+#undef PICK
 #else
-#define NUMBERS(low, fifth) (as_char16(low) - (char)KVL_OPT_OFFSET)
+    return convert_float16(shuffle(table, codes));
 #endif
+}
+#elif KVL_OPT_BITS == 8
+float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(as_char16(codes)); }
+#else
+float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(as_char16(codes) - (char)KVL_OPT_OFFSET); }
+#endif
+/* 16 where a bit is set. */
+#define FIFTH(bits) (as_uchar16((bits) != (uchar16)0) & (uchar)16)
 
 #if KVL_IS_K
 #if KVL_OPT_MIN
@@ -194,27 +210,30 @@ void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
 float16 KVL_FN(column)(const KVL_GLOBAL uchar *at, uint i)
 {
 #if KVL_OPT_BITS == 8
-    return convert_float16(as_char16(vload16(0, at + i * ROW_STRIDE)));
+    return KVL_FN(numbers)(vload16(0, at + i * ROW_STRIDE));
 #else
-    const uchar16 low = vload16(0, at + (LOW_ROW + i % 16) * ROW_STRIDE) >> (uchar)(i / 16 * 4) & (uchar)15;
-    return convert_float16(NUMBERS(low, vload16(0, at + i / 8 * ROW_STRIDE) & (uchar)(1 << i % 8)));
+    uchar16 codes = vload16(0, at + (LOW_ROW + i % 16) * ROW_STRIDE) >> (uchar)(i / 16 * 4) & (uchar)15;
+#if KVL_OPT_BITS == 5
+    codes |= FIFTH(vload16(0, at + i / 8 * ROW_STRIDE) & (uchar)(1 << i % 8));
+#endif
+    return KVL_FN(numbers)(codes);
 #endif
 }
 
 #define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
 
-void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
-                    KVL_QS float *out)
+void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q,
+                    const KVL_QS float *aux, KVL_QS float *out)
 {
     const KVL_GLOBAL half *params = (const KVL_GLOBAL half *)PARAMS(block);
     for (uint t = 0; t < KVL_SLICE; t += 16 * WIDE) {
         for (uint k = 0; k < N_BLOCKS; k++) {
             float16 dot[WIDE * KVL_NQ];
             KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
-            for (uint i = 0; i < 16; i++) {
+            for (uint i = 0; i < SPAN; i++) {
                 KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                 {
-                    KVL_UNROLL for (uint j = 0; j < BLOCK; j += 16)
+                    KVL_UNROLL for (uint j = 0; j < BLOCK; j += SPAN)
                     {
                         const float16 column = KVL_FN(column)(CODES_AT(block, t0 + t + 16 * w, k), i + j);
                         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
@@ -244,11 +263,14 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 float16 KVL_FN(run)(const KVL_GLOBAL uchar *at, uint i)
 {
 #if KVL_OPT_BITS == 8
-    return convert_float16(as_char16(vload16(0, at + i)));
+    return KVL_FN(numbers)(vload16(0, at + i));
 #else
+    uchar16 codes = vload16(0, at + LOW_ROW) >> (uchar)(i / 16 * 4) & (uchar)15;
+#if KVL_OPT_BITS == 5
     const uchar16 bit = (uchar16)(1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128);
-    const uchar16 low = vload16(0, at + LOW_ROW) >> (uchar)(i / 16 * 4) & (uchar)15;
-    return convert_float16(NUMBERS(low, (uchar16)((uchar8)(at[i / 8]), (uchar8)(at[i / 8 + 1])) & bit));
+    codes |= FIFTH((uchar16)((uchar8)(at[i / 8]), (uchar8)(at[i / 8 + 1])) & bit);
+#endif
+    return KVL_FN(numbers)(codes);
 #endif
 }
 
@@ -268,7 +290,8 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL half *params, uint k, uint t0, const
     }
 }
 
-void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
+                        KVL_QS float *acc)
 {
     for (uint k = 0; k < N_BLOCKS; k++) {
         float scaled[KVL_NQ * KVL_SLICE], min_sum[KVL_NQ];
@@ -280,19 +303,22 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             KVL_UNROLL for (uint j = 0; j < 2; j++)
             {
                 const float16 run = KVL_FN(run)(CODES_AT(block, t0 + t, k), 16 * j);
-                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], run, sum[j * KVL_NQ + r]);
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                    sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], run, sum[j * KVL_NQ + r]);
             }
         }
-        KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++) vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + k * BLOCK + i / KVL_NQ * 16);
+        KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++)
+            vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + k * BLOCK + i / KVL_NQ * 16);
     }
 }
 #endif
-#undef NUMBERS
+#undef FIFTH
 #endif
 #undef BLOCK
 #undef N_BLOCKS
 #undef CODE_BYTES
 #undef LOW_ROW
+#undef SPAN
 #undef TOKEN_BYTES
 #undef ROW_STRIDE
 #undef TOKEN_STRIDE

@@ -1,6 +1,6 @@
 /* Device body of the integer codecs (KVL_OPT_BITS 8, 4, 3 or 2). Layout and arithmetic: card.md.
- * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart. Byte row b of a token: K [rows][P], V [P][rows];
- * then scale (and zero) per group and token, binary16. */
+ * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart. Byte row b of a token: K [rows][P],
+ * V [P][rows]; then scale (and zero) per group and token, binary16. */
 #define GROUP KVL_OPT_GROUP
 #define N_GROUPS (KVL_D / GROUP)
 #define WORD_BYTES (8 % KVL_OPT_BITS == 0 ? 1 : KVL_OPT_BITS)
@@ -145,7 +145,8 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                 KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                 {
                     uchar16 bytes[WORD_BYTES];
-                    KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
+                    KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++)
+                        bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
                     KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
                     {
                         const float16 k = convert_float16(CODES(bytes, j));
@@ -217,7 +218,8 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, cons
 #define CHANNEL(i) ((i) / KVL_NQ / AT_ONCE * LANES + (j0 + (i) / KVL_NQ % AT_ONCE) * SPAN)
 #endif
 
-void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
+                        KVL_QS float *acc)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint g = 0; g < N_GROUPS; g++) {
@@ -229,17 +231,22 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             KVL_UNROLL for (uint j0 = 0; j0 < WORD_CODES; j0 += AT_ONCE)
             {
                 FLOATS sum[SUMS];
-                KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = LOAD(0, group + i % KVL_NQ * KVL_D + b + CHANNEL(i)) + base_sum[i % KVL_NQ];
+                KVL_UNROLL for (uint i = 0; i < SUMS; i++)
+                    sum[i] = LOAD(0, group + i % KVL_NQ * KVL_D + b + CHANNEL(i)) + base_sum[i % KVL_NQ];
                 for (uint t = 0; t < KVL_SLICE; t++) {
                     KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                     {
                         BYTES bytes[WORD_BYTES];
-                        KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(g, k, b + LANES * w)));
+                        KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++)
+                            bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(g, k, b + LANES * w)));
                         KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
                         {
                             const FLOATS v = TO_FLOATS(CODES(bytes, j0 + j));
                             KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                                sum[(w * AT_ONCE + j) * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[(w * AT_ONCE + j) * KVL_NQ + r]);
+                            {
+                                FLOATS *s = sum + (w * AT_ONCE + j) * KVL_NQ + r;
+                                *s = fma(scaled[r * KVL_SLICE + t], v, *s);
+                            }
                         }
                     }
                 }
@@ -250,7 +257,8 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
         for (uint r = 0; r < KVL_NQ; r++)
             for (uint i = 0; i < GROUP; i++) {
                 float sum = group[r * KVL_D + i] + base_sum[r];
-                for (uint t = 0; t < KVL_SLICE; t++) sum = fma(scaled[r * KVL_SLICE + t], (float)KVL_FN(code_at)(block, t0 + t, g, i), sum);
+                for (uint t = 0; t < KVL_SLICE; t++)
+                    sum = fma(scaled[r * KVL_SLICE + t], (float)KVL_FN(code_at)(block, t0 + t, g, i), sum);
                 group[r * KVL_D + i] = sum;
             }
 #endif
