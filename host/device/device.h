@@ -19,7 +19,7 @@ struct kvl_caps {
     char platform[64], name[128], vendor[128], driver[128], version[128], c_version[64];
     enum kvl_device_type type;
     uint32_t compute_units, max_work_group, clock_mhz;
-    uint32_t float_width; /* CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT: 1 = vectors are work-items, more = SIMD registers */
+    uint32_t float_width; /* CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT: 1 = vectors are work-items, more = SIMD registers, 0 = masked */
     uint64_t global_bytes, max_alloc_bytes, local_bytes, constant_bytes;
     bool local_is_dedicated; /* CL_LOCAL rather than CL_GLOBAL */
     bool fp16;               /* cl_khr_fp16 */

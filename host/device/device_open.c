@@ -71,7 +71,7 @@ static kvl_status mask_one(struct kvl_caps *caps, const char *word)
 {
     static const char *const names[] = {"fp16", "subgroups", "int_dot"};
     bool *const members[] = {&caps->fp16, &caps->subgroups, &caps->int_dot};
-    if (strcmp(word, "vectors") == 0) return caps->float_width = 1, KVL_OK;
+    if (strcmp(word, "vectors") == 0) return caps->float_width = 0, KVL_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(word, names[i]) == 0) return *members[i] = false, KVL_OK;
     return kvl_fail(KVL_E_USAGE, "KVLAB_MASK: '%s' is not a capability; use a comma list of fp16, subgroups, int_dot, vectors", word);
