@@ -44,12 +44,12 @@ static enum kvl_xcheck_vendor vendor_of(const char *target)
     return KVL_XCHECK_VENDORS;
 }
 
-static const struct kvl_xcheck_row *find_row(const struct kvl_xcheck_rows *rows, const struct kvl_xcheck_row *like)
+static const struct kvl_xcheck_row *find_row(const struct kvl_xcheck_rows *rows, const struct kvl_xcheck_row *like,
+                                             const char *kernel)
 {
     for (size_t i = 0; i < rows->n; i++) {
         const struct kvl_xcheck_row *row = rows->row + i;
-        if (strcmp(row->target, like->target) == 0 && strcmp(row->kernel, like->kernel) == 0 &&
-            strcmp(row->program, like->program) == 0)
+        if (strcmp(row->target, like->target) == 0 && strcmp(row->kernel, kernel) == 0 && strcmp(row->program, like->program) == 0)
             return row;
     }
     return NULL;
@@ -72,13 +72,15 @@ done:
     return status;
 }
 
+/* Whatever builds is better than a failure in the table. */
 static void judge(struct kvl_xcheck_row *row, const struct kvl_xcheck_table *table, bool other_compiler)
 {
-    const struct kvl_xcheck_row *old = find_row(&table->rows, row);
+    const struct kvl_xcheck_row *old = find_row(&table->rows, row, row->kernel);
+    const bool had_failed = find_row(&table->rows, row, "") != NULL || (old != NULL && old->failed);
     row->table_spills = old ? old->spills : 0;
     if (row->failed)
-        row->verdict = old && old->failed ? KVL_XCHECK_KNOWN_FAILURE : KVL_XCHECK_WORSE;
-    else if (row->spills > row->table_spills && !other_compiler)
+        row->verdict = had_failed ? KVL_XCHECK_KNOWN_FAILURE : KVL_XCHECK_WORSE;
+    else if (!had_failed && !other_compiler && row->spills > row->table_spills)
         row->verdict = KVL_XCHECK_WORSE;
 }
 

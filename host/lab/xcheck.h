@@ -82,8 +82,9 @@ kvl_status kvl_xcheck_find_compiler(enum kvl_xcheck_vendor vendor, const char *d
 kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl_xcheck_vendor vendor,
                               const struct kvl_xcheck_compiler *compiler, const char *dir, struct kvl_xcheck_rows *rows);
 
-/* What the compilers print; each appends one row a kernel, with target's name and occupancy filled in. */
-kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log,
+/* What the compilers print; each appends one row a kernel, with target's name and occupancy filled in. source: the program's text.
+ */
+kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *source, const char *log,
                                    struct kvl_xcheck_rows *rows);
 kvl_status kvl_xcheck_parse_amd(const struct kvl_xcheck_target *target, const char *assembly, struct kvl_xcheck_rows *rows);
 kvl_status kvl_xcheck_parse_intel(const struct kvl_xcheck_target *target, const char *binary, size_t size, const char *log,

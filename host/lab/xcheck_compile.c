@@ -42,7 +42,7 @@ enum outcome { BUILT, REFUSED, TOO_SLOW };
 
 static void become(char *const *argv, const char *dir, const char *log)
 {
-    const struct rlimit seconds = {MOST_SECONDS, MOST_SECONDS + 1};
+    const struct rlimit seconds = {MOST_SECONDS, MOST_SECONDS}; /* killed at once: LLVM outlives a SIGXCPU, half cleaned up */
     const int out = chdir(dir) == 0 ? open(log, O_WRONLY | O_CREAT | O_TRUNC, 0644) : -1, in = open("/dev/null", O_RDONLY);
     if (out < 0 || in < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || setrlimit(RLIMIT_CPU, &seconds) != 0)
         _exit(127);
@@ -59,9 +59,10 @@ static kvl_status run(const char *const *argv, const char *dir, const char *log,
     const pid_t pid = fork();
     if (pid < 0) return kvl_fail(KVL_E_IO, "cannot start %s: %s", argv[0], strerror(errno));
     if (pid == 0) become((char *const *)argv, dir, log);
-    while (waitpid(pid, &result, 0) < 0)
+    struct rusage used;
+    while (wait4(pid, &result, 0, &used) < 0)
         if (errno != EINTR) return kvl_fail(KVL_E_IO, "waiting for %s: %s", argv[0], strerror(errno));
-    const bool is_slow = WIFSIGNALED(result) && (WTERMSIG(result) == SIGXCPU || WTERMSIG(result) == SIGKILL);
+    const bool is_slow = WIFSIGNALED(result) && used.ru_utime.tv_sec + used.ru_stime.tv_sec + 2 > MOST_SECONDS;
     *outcome = is_slow ? TOO_SLOW : WIFEXITED(result) && WEXITSTATUS(result) == 0 ? BUILT : REFUSED;
     snprintf(path, sizeof path, "%s/%s", dir, log);
     return kvl_file_read(path, printed, &size);
@@ -204,7 +205,7 @@ static kvl_status check_rows(const struct kvl_xcheck_target *target, size_t befo
         __VA_ARGS__, NULL
 
 static kvl_status assemble_nvidia(const struct kvl_xcheck_target *target, const struct kvl_xcheck_compiler *c, const char *dir,
-                                  const char *ptx, struct kvl_xcheck_rows *rows)
+                                  const char *source, struct kvl_xcheck_rows *rows)
 {
     kvl_status status = KVL_OK;
     char *printed = NULL;
@@ -214,7 +215,7 @@ static kvl_status assemble_nvidia(const struct kvl_xcheck_target *target, const 
                 "ptxas.log", &outcome, &printed));
     if (outcome != BUILT)
         status = add_failure(target, outcome, printed, rows);
-    else if ((status = kvl_xcheck_parse_nvidia(target, ptx, printed, rows)) == KVL_OK)
+    else if ((status = kvl_xcheck_parse_nvidia(target, source, printed, rows)) == KVL_OK)
         status = check_rows(target, before, "ptxas says nothing about a kernel", rows);
 done:
     kvl_free(&printed);
@@ -223,25 +224,22 @@ done:
 
 /* One PTX text serves all targets. */
 static kvl_status compile_nvidia(const struct kvl_xcheck_target *targets, size_t n, const struct kvl_xcheck_compiler *c,
-                                 const char *dir, struct kvl_xcheck_rows *rows)
+                                 const char *dir, const char *source, struct kvl_xcheck_rows *rows)
 {
     kvl_status status = KVL_OK;
-    char *printed = NULL, *ptx = NULL;
-    size_t size;
+    char *printed = NULL;
     enum outcome outcome;
     const char *const argv[] = {CLANG_FOR(c->clang, "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-target-cpu", "-Xclang",
                                           targets[0].machine, "-Xclang", "-mlink-bitcode-file", "-Xclang", c->library, "-o",
                                           "p.ptx")};
     KVL_TRY(run(argv, dir, "clang.log", &outcome, &printed));
-    if (outcome == BUILT) KVL_TRY(read_output(dir, "p.ptx", &ptx, &size));
     for (size_t i = 0; i < n; i++)
         if (outcome != BUILT)
             KVL_TRY(add_failure(targets + i, outcome, printed, rows));
         else if (c->ptx_only[0] == '\0')
-            KVL_TRY(assemble_nvidia(targets + i, c, dir, ptx, rows));
+            KVL_TRY(assemble_nvidia(targets + i, c, dir, source, rows));
 done:
     kvl_free(&printed);
-    kvl_free(&ptx);
     return status;
 }
 
@@ -305,7 +303,7 @@ kvl_status kvl_xcheck_compile(const struct kvl_xcheck_program *program, enum kvl
     while (first + n < kvl_xcheck_n_targets && kvl_xcheck_targets[first + n].vendor == vendor) n++;
     snprintf(path, sizeof path, "%s/p.cl", dir);
     KVL_TRY(kvl_file_write(path, program->text, strlen(program->text)));
-    if (vendor == KVL_XCHECK_NVIDIA) KVL_TRY(compile_nvidia(kvl_xcheck_targets + first, n, compiler, dir, rows));
+    if (vendor == KVL_XCHECK_NVIDIA) KVL_TRY(compile_nvidia(kvl_xcheck_targets + first, n, compiler, dir, program->text, rows));
     for (size_t i = 0; i < n && vendor != KVL_XCHECK_NVIDIA && !kvl_interrupted(); i++)
         KVL_TRY((vendor == KVL_XCHECK_AMD ? compile_amd : compile_intel)(kvl_xcheck_targets + first + i, compiler, dir, rows));
     for (size_t i = before; i < rows->n; i++) {

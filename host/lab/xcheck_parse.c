@@ -1,6 +1,6 @@
 /* What ptxas, clang for AMD and ocloc say about kernels.
  *
- * nvidia  ptxas -v, a block of lines a kernel; work-group size from the PTX (.reqntid)
+ * nvidia  ptxas -v, a block of lines a kernel; work-group size from the source, since clang 15 does not hand it on
  * amd     the metadata at the end of the assembly (amdhsa.kernels, see "User Guide for AMDGPU Backend" of LLVM)
  * intel   .ze_info of the "zebin" ELF file, YAML; spills from the warnings of the compiler */
 #include "xcheck.h"
@@ -72,12 +72,31 @@ static uint64_t number(const char *text) { return strtoull(text, NULL, 10); }
 
 /* ---- nvidia ---- */
 
-static uint32_t ptx_group(const char *ptx, const char *kernel)
+static bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/* A number, or a macro that the text defines as one. */
+static uint32_t number_or_macro(const char *source, const char *word)
 {
-    char entry[96];
-    snprintf(entry, sizeof entry, ".entry %s(", kernel);
-    const char *at = strstr(ptx, entry), *body = at ? strchr(at, '{') : NULL, *group = at ? strstr(at, ".reqntid ") : NULL;
-    return group != NULL && body != NULL && group < body ? (uint32_t)number(group + strlen(".reqntid ")) : 0;
+    char define[96];
+    size_t n = 0;
+    while (is_word(word[n])) n++;
+    snprintf(define, sizeof define, "#define %.*s ", (int)n, word);
+    const char *at = strstr(source, define);
+    return (uint32_t)number(at ? at + strlen(define) : word);
+}
+
+/* reqd_work_group_size(X, 1, 1) in what stands between the end of the last statement and the kernel's name; 0 if there is none. */
+static uint32_t source_group(const char *source, const char *kernel)
+{
+    static const char attribute[] = "reqd_work_group_size(";
+    const size_t n = strlen(kernel);
+    for (const char *name = strstr(source, kernel); name != NULL; name = strstr(name + n, kernel)) {
+        const char *start = name;
+        while (start > source && start[-1] != ';' && start[-1] != '}') start--;
+        const char *group = memmem(start, (size_t)(name - start), attribute, strlen(attribute));
+        if (name[n] == '(' && !is_word(name[-1]) && group != NULL) return number_or_macro(source, group + strlen(attribute));
+    }
+    return 0;
 }
 
 /* The number before a word: "24576 bytes smem" in a longer line. */
@@ -90,7 +109,7 @@ static uint64_t number_before(const char *line, const char *word)
     return number(at);
 }
 
-kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *ptx, const char *log,
+kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const char *source, const char *log,
                                    struct kvl_xcheck_rows *rows)
 {
     enum { WARP = 32, REGISTER_BYTES = 4 };
@@ -109,7 +128,7 @@ kvl_status kvl_xcheck_parse_nvidia(const struct kvl_xcheck_target *target, const
         if (is_next) {
             row = new_row(target, WARP);
             snprintf(row.kernel, sizeof row.kernel, "%s", kernel);
-            row.group = ptx_group(ptx, kernel);
+            row.group = source_group(source, kernel);
         }
         if (!more) break;
         row.private_bytes += number_before(line, "bytes stack frame");

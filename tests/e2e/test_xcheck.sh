@@ -80,6 +80,7 @@ SPILLS=5 stand_in 0 --fresh
 SPILLS=6 stand_in 3 --fresh
 SAYS=error stand_in 0 --fresh --update
 SAYS=error stand_in 0 --fresh
+SPILLS=5 stand_in 0 --fresh # it builds again: better than the table, whatever it spills
 stand_in 0 --fresh --update
 
 # --- another compiler: everything is compiled, spills are not compared, a part of the table can't be replaced ---

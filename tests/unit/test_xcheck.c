@@ -18,8 +18,10 @@ static const struct kvl_xcheck_target *target(const char *name)
 
 static void nvidia(void **state)
 {
-    static const char ptx[] = ".entry kvl_merge(\n\t.param .u64 a\n)\n{\n}\n\t// .globl\n.entry kvl_attend(\n\t.param .u64 "
-                              "a\n)\n.reqntid 128, 1, 1\n{\n}\n";
+    static const char source[] = "#define WG_SIZE 128\nvoid use_kvl_attend(int kvl_attend);\n/* kvl_attend(x) */\n"
+                                 "__attribute__((reqd_work_group_size(64, 1, 1))) kernel void other(int x) { x; }\n"
+                                 "kernel __attribute__((reqd_work_group_size(WG_SIZE, 1, 1))) void\nkvl_attend(global int *x) {}\n"
+                                 "kernel void kvl_merge(global int *x) {}\n";
     static const char log[] = "ptxas info    : 0 bytes gmem\n"
                               "ptxas info    : Compiling entry function 'kvl_attend' for 'sm_80'\n"
                               "ptxas info    : Function properties for kvl_attend\n"
@@ -33,7 +35,7 @@ static void nvidia(void **state)
                               "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
                               "ptxas info    : Used 32 registers, used 0 barriers, 376 bytes cmem[0]\n";
     struct kvl_xcheck_rows rows = {0};
-    assert_int_equal(kvl_xcheck_parse_nvidia(target("sm_80"), ptx, log, &rows), KVL_OK);
+    assert_int_equal(kvl_xcheck_parse_nvidia(target("sm_80"), source, log, &rows), KVL_OK);
     assert_int_equal(rows.n, 2);
     const struct kvl_xcheck_row *attend = rows.row, *merge = rows.row + 1;
     assert_string_equal(attend->kernel, "kvl_attend");
