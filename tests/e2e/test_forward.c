@@ -53,17 +53,17 @@ static void exact_mode_equals_float64(void **state)
     rig_free(&r);
 }
 
-/* Devices whose vectors are work-items, emulated on a CPU: minutes for what takes others seconds. They run the comparisons with the independent
- * forward pass and leave the ones of kvlab with itself to the others. */
+/* Devices whose vectors are work-items, emulated on a CPU: minutes for what takes others seconds. They run the comparisons with the
+ * independent forward pass and leave the ones of kvlab with itself to the others. */
 static bool device_is_slow(void)
 {
     const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
     return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
 }
-#define SKIP_IF_SLOW()                                                                                                 \
-    if (device_is_slow()) {                                                                                            \
-        print_message("    skipped: this device is slow\n");                                                           \
-        skip();                                                                                                        \
+#define SKIP_IF_SLOW()                                                                                                             \
+    if (device_is_slow()) {                                                                                                        \
+        print_message("    skipped: this device is slow\n");                                                                       \
+        skip();                                                                                                                    \
     }
 
 /* Without --exact, the activations of a decode step may be rounded to 8 bits and attention is split over work-groups. */
