@@ -8,7 +8,8 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *attend[2], *merge, *decode_rows; /* attend: one token; a prefill tile */
+    struct kvl_kernel *rope, *seal, *append, *keep, *decode_rows;
+    struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
 };
 
 struct kvl_cache {
@@ -21,25 +22,34 @@ struct kvl_cache {
     struct kvl_cache_reads reads;
 };
 
-/* Builds a layer's kernels when they are first needed; layers of the same composition share programs. */
-static kvl_status need_kernels(struct kvl_cache *cache, uint32_t l)
+/* A layer's kernels are built when they are first needed; layers of the same composition share programs. */
+static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
 {
     kvl_status status = KVL_OK;
     struct layer_kernels *k = &cache->kernels[l];
     if (k->decode_rows != NULL) return KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    struct kvl_program *store = NULL, *one = NULL, *tile = NULL;
+    struct kvl_program *store = NULL;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "store.cl", 1, &store));
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "attend.cl", 1, &one));
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "attend.cl", cache->prefill_tile, &tile));
     KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
     KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
-    KVL_TRY(kvl_kernel_get(one, "kvl_attend", &k->attend[0]));
-    KVL_TRY(kvl_kernel_get(tile, "kvl_attend", &k->attend[1]));
-    KVL_TRY(kvl_kernel_get(one, "kvl_merge", &k->merge));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
+done:
+    return status;
+}
+
+/* which: 0 for one token, 1 for a prefill tile. */
+static kvl_status need_attend(struct kvl_cache *cache, uint32_t l, int which)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    struct kvl_program *program = NULL;
+    if (k->merge[which] != NULL) return KVL_OK;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "attend.cl", which == 0 ? 1 : cache->prefill_tile, &program));
+    KVL_TRY(kvl_kernel_get(program, "kvl_attend", &k->attend[which]));
+    KVL_TRY(kvl_kernel_get(program, "kvl_merge", &k->merge[which]));
 done:
     return status;
 }
@@ -306,12 +316,14 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_BUF(out));
     push(&call, KVL_BUF(cache->partial));
     push_view(&call, cache, l, n, n_splits);
-    KVL_TRY(launch(cache, cache->kernels[l].attend[tile == 1 ? 0 : 1], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
+    const int which = tile == 1 ? 0 : 1;
+    KVL_TRY(need_attend(cache, l, which));
+    KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
                    &call));
     if (n_splits > 1) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge, (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
                            sizeof args / sizeof args[0]));
     }
 done:
@@ -338,7 +350,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
-    KVL_TRY(need_kernels(cache, layer));
+    KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
     KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8 what stays exact leaves the stage */
@@ -460,7 +472,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
     if (first < cache->plan.layer[l].sink || first + count > cache->sealed[l][side])
         return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u are)", first, first + count, cache->sealed[l][side]);
-    KVL_TRY(need_kernels(cache, l));
+    KVL_TRY(need_store(cache, l));
     KVL_TRY(kvl_buffer_new(cache->device, "decoded rows", -1, KVL_MEM_SCRATCH, bytes, false, &out));
     struct call call = {0};
     push_slabs(&call, cache);

@@ -78,6 +78,14 @@ static void close_setup(struct setup *s)
     kvl_free(&s->rows);
 }
 
+/* Appends the first n tokens to layer 0 without reading them: no attention kernel needs to be built. */
+static void store(struct setup *s, uint32_t n)
+{
+    assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows));
+    assert_ok(kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, 0, NULL));
+    kvl_cache_advance(s->cache, n);
+}
+
 /* Feeds tokens [from, to) in pieces of u through layer 0; results to got. */
 static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
 {
@@ -174,9 +182,16 @@ static void run_row(const struct row *row)
     close_setup(&s);
 }
 
+/* An emulated GPU needs minutes for all rows: it does every third. */
+static bool device_is_slow(void)
+{
+    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
+    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
+}
+
 static void cache_equals_reference(void **state)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) run_row(&rows[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += device_is_slow() ? 3 : 1) run_row(&rows[i]);
 }
 
 /* One query's result does not depend on how many tokens are computed with it, for per-token codecs (to 1e-6: the programs for one token and for
@@ -184,13 +199,14 @@ static void cache_equals_reference(void **state)
 static void chunk_size_does_not_matter(void **state)
 {
     static const uint32_t chunks[] = {1, 7, 64, 512};
+    const uint32_t n_tokens = device_is_slow() ? 128 : 512;
     float *first = NULL;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
-        struct setup s = {.dims = dims_smol, .n_tokens = 512};
-        s.config = (struct kvl_cache_config){.n_ctx = 512, .ubatch = chunks[i], .protocol = KVL_P1_FAKE_QUANT, .exact = true};
+        struct setup s = {.dims = dims_smol, .n_tokens = n_tokens};
+        s.config = (struct kvl_cache_config){.n_ctx = n_tokens, .ubatch = chunks[i], .protocol = KVL_P1_FAKE_QUANT, .exact = true};
         open_setup(&s, "int4 sink=4 tail=9");
         feed(&s, 0, s.n_tokens, chunks[i]);
-        const size_t size = (size_t)512 * dims_smol.n_head * dims_smol.head_dim;
+        const size_t size = (size_t)n_tokens * dims_smol.n_head * dims_smol.head_dim;
         if (first == NULL) {
             assert_ok(kvl_alloc(&first, size, sizeof *first));
             memcpy(first, s.got, size * sizeof *first);
@@ -241,7 +257,7 @@ static void codes_equal_reference(void **state)
                 s.k[(size_t)t * s.dims.n_kv_head * s.dims.head_dim + c] = k[c];
             }
         }
-        feed(&s, 0, 64, 64);
+        store(&s, 64);
         for (int side = 0; side < KVL_SIDES; side++) {
             const struct kvl_side_plan *plan = &s.plan.layer[0].side[side];
             const uint32_t d = s.dims.head_dim;
