@@ -118,16 +118,7 @@ const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache) { ret
 
 uint32_t kvl_cache_position(const struct kvl_cache *cache) { return cache->position; }
 
-/* ---- the read rule on the host: what is sealed after n more tokens, and how far reading lags behind ---- */
-
-static uint32_t sealed_after(const struct kvl_cache *cache, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end)
-{
-    if (end <= sealed) return sealed;
-    if (cache->plan.config.protocol == KVL_P1_FAKE_QUANT) return end;
-    const uint32_t open = end - sealed;
-    return open > side->tail ? sealed + (open - side->tail) / side->shape.unit * side->shape.unit : sealed;
-}
-
+/* How far reading lags behind sealing: the read rule. */
 static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan *side)
 {
     return cache->plan.config.protocol == KVL_P1_FAKE_QUANT ? side->tail : 0;
@@ -243,7 +234,7 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     bool whole = true;
     for (int s = 0; s < KVL_SIDES; s++) {
         first[s] = cache->sealed[l][s];
-        cache->sealed[l][s] = sealed_after(cache, &cache->plan.layer[l].side[s], first[s], cache->position + n);
+        cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (whole) return rotate_and_seal(cache, l, n, stage, rotary, rope_dim);
@@ -253,34 +244,24 @@ done:
     return status;
 }
 
-/* Sum over the n queries of the tokens each sees. */
-static uint64_t tokens_seen(const struct kvl_layer_plan *layer, uint32_t position, uint32_t n)
-{
-    uint64_t seen = 0;
-    for (uint32_t p = position; p < position + n; p++) {
-        const uint32_t all = p + 1, bound = layer->sink + layer->window;
-        seen += layer->window != 0 && all > bound ? bound : all;
-    }
-    return seen;
-}
-
-/* Bytes of the rows the n queries see, all heads, once a query: encoded ones and those in full precision. */
-static uint64_t bytes_seen(const struct kvl_cache *cache, uint32_t l, uint32_t n)
+/* What the attention of one layer's next n tokens reads, summed over the queries: the tokens each sees, and the bytes of their rows, encoded or
+ * in full precision, of all heads. */
+static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_t l, uint32_t n)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    uint64_t bytes = 0;
-    for (int s = 0; s < KVL_SIDES; s++) {
-        const struct kvl_side_plan *side = &layer->side[s];
-        const uint32_t lag = lag_of(cache, side);
-        for (uint32_t p = cache->position; p < cache->position + n; p++) {
-            const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
-            const uint32_t coded_end = p + 1 > lag ? min_u32(p + 1 - lag, cache->sealed[l][s]) : 0;
+    struct kvl_cache_reads reads = {0};
+    for (uint32_t p = cache->position; p < cache->position + n; p++) {
+        const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
+        const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
+        reads.tokens += seen;
+        for (int s = 0; s < KVL_SIDES; s++) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, cache->sealed[l][s]) : 0;
             const uint64_t coded = coded_end > start ? coded_end - start : 0;
-            const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
-            bytes += coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes;
+            reads.bytes += (coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes) * cache->plan.dims.n_kv_head;
         }
     }
-    return bytes * cache->plan.dims.n_kv_head;
+    return reads;
 }
 
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
@@ -302,8 +283,8 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t tile = n == 1 ? 1 : cache->prefill_tile, n_tiles = (n + tile - 1) / tile;
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
-    const uint64_t seen = tokens_seen(layer, cache->position, n);
-    const struct kvl_work work = {.bytes = bytes_seen(cache, l, n) / tile, .flops = 4 * seen * dims->n_head * dims->head_dim};
+    const struct kvl_cache_reads reads = layer_reads(cache, l, n);
+    const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
     const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
     struct call call = {0};
     push_slabs(&call, cache);
@@ -323,8 +304,8 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (n_splits > 1) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1}, (struct kvl_work){0}, args,
-                           sizeof args / sizeof args[0]));
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1},
+                           (struct kvl_work){0}, args, sizeof args / sizeof args[0]));
     }
 done:
     return status;
@@ -351,9 +332,9 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim));     /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
-    KVL_TRY(keep_exact(cache, layer, n, stage));               /* 8 what stays exact leaves the stage */
+    KVL_TRY(keep_exact(cache, layer, n, stage));                   /* 8 what stays exact leaves the stage */
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
@@ -361,8 +342,11 @@ done:
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
-    cache->reads.tokens += tokens_seen(&cache->plan.layer[0], cache->position, n);
-    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) cache->reads.bytes += bytes_seen(cache, l, n);
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
+        const struct kvl_cache_reads reads = layer_reads(cache, l, n);
+        if (l == 0) cache->reads.tokens += reads.tokens;
+        cache->reads.bytes += reads.bytes;
+    }
     cache->position += n;
 }
 
@@ -384,14 +368,6 @@ void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 
 /* ---- accounting ---- */
 
-/* Body tokens of a layer's side that its pages hold now (a window's ring forgets the oldest). */
-static uint64_t held_tokens(const struct kvl_cache *cache, uint32_t l, int s)
-{
-    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
-    const uint64_t sealed = cache->sealed[l][s] - cache->plan.layer[l].sink, room = (uint64_t)side->slots * side->dims.page_tokens;
-    return sealed < room ? sealed : room;
-}
-
 static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
 {
     kvl_status status = KVL_OK;
@@ -399,7 +375,8 @@ static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) {
             struct kvl_codec_bytes used;
-            KVL_TRY(kvl_side_bytes(&cache->plan.layer[l].side[s], held_tokens(cache, l, s), &used));
+            const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+            KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], cache->sealed[l][s] - layer->sink), &used));
             bytes[KVL_MEM_PAYLOAD] += used.payload * n_kv_head;
             bytes[KVL_MEM_SCALE] += used.scale * n_kv_head;
             bytes[KVL_MEM_INDEX] += used.index * n_kv_head;

@@ -18,6 +18,20 @@ uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config)
     return config->protocol == KVL_P1_FAKE_QUANT && windowed && u > WINDOW_UBATCH ? WINDOW_UBATCH : u;
 }
 
+uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end)
+{
+    if (end <= sealed) return sealed;
+    if (plan->config.protocol == KVL_P1_FAKE_QUANT) return end;
+    const uint32_t open = end - sealed;
+    return open > side->tail ? sealed + (open - side->tail) / side->shape.unit * side->shape.unit : sealed;
+}
+
+uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body)
+{
+    const uint64_t room = (uint64_t)side->slots * side->dims.page_tokens;
+    return body < room ? body : room;
+}
+
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out)
 {
     *out = (struct kvl_codec_bytes){0};

@@ -79,6 +79,11 @@ uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
 uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits);
 
+/* Tokens of a side that are sealed once `end` tokens are there and `sealed` were (sinks included in all three). */
+uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end);
+/* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
+uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
+
 /* Bytes of a side's `tokens` body tokens of one stream, by class (payload, scale, index). */
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out);
 

@@ -6,24 +6,15 @@
 
 /* ---- the cache of a session, its context full ---- */
 
-/* Body tokens of a side that its pages hold then: all that the protocol has sealed, at most what a window's ring has room for. */
-static uint64_t held_when_full(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer,
-                               const struct kvl_side_plan *side)
-{
-    const uint64_t body = plan->config.n_ctx - layer->sink, room = (uint64_t)side->slots * side->dims.page_tokens;
-    const uint64_t open = plan->config.protocol == KVL_P1_FAKE_QUANT ? 0 : side->tail;
-    const uint64_t sealed = body > open ? (body - open) / side->shape.unit * side->shape.unit : 0;
-    return sealed < room ? sealed : room;
-}
-
 static kvl_status add_pages(const struct kvl_cache_plan *plan, uint64_t bytes[KVL_MEM_CLASSES])
 {
     kvl_status status = KVL_OK;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) {
-            const struct kvl_side_plan *side = &plan->layer[l].side[s];
+            const struct kvl_layer_plan *layer = &plan->layer[l];
+            const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, plan->config.n_ctx);
             struct kvl_codec_bytes used;
-            KVL_TRY(kvl_side_bytes(side, held_when_full(plan, &plan->layer[l], side), &used));
+            KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed - layer->sink), &used));
             bytes[KVL_MEM_PAYLOAD] += used.payload * plan->dims.n_kv_head;
             bytes[KVL_MEM_SCALE] += used.scale * plan->dims.n_kv_head;
             bytes[KVL_MEM_INDEX] += used.index * plan->dims.n_kv_head;

@@ -341,19 +341,13 @@ done:
     return status;
 }
 
-/* Whether the 8-bit GEMV does the whole product, with the norm on the way: it reads whole blocks of x and of the norm's weight. */
-static bool norm_fits(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
-{
-    return T <= KVL_FEW_TOKENS && linear->cols % COLUMN == 0 && !loops_are_cut(kvl_device_caps(kernels->device)) &&
-           choose(kernels, linear, T, exact) >= INT8_1;
-}
-
 kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                                  const struct kvl_norm *norm, struct kvl_rows y, bool exact)
 {
     kvl_status status = KVL_OK;
-    if (norm_fits(kernels, linear, T, exact)) {
-        const enum variant v = choose(kernels, linear, T, exact);
+    const enum variant v = choose(kernels, linear, T, exact);
+    /* The 8-bit GEMV normalizes on the way; it reads whole blocks of x and of the norm's weight. */
+    if (v >= INT8_1 && linear->cols % COLUMN == 0 && !loops_are_cut(kvl_device_caps(kernels->device))) {
         for (uint64_t i = 0; i < linear->n_parts; i++)
             KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, norm, y, false));
     } else {

@@ -53,15 +53,9 @@ static void exact_mode_equals_float64(void **state)
     rig_free(&r);
 }
 
-/* Devices whose vectors are work-items, emulated on a CPU: minutes for what takes others seconds. They run the comparisons with the
- * independent forward pass and leave the ones of kvlab with itself to the others. */
-static bool device_is_slow(void)
-{
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
-}
+/* A slow device compares itself with the independent forward pass and leaves the comparisons of kvlab with itself to the others. */
 #define SKIP_IF_SLOW()                                                                                                             \
-    if (device_is_slow()) {                                                                                                        \
+    if (kvl_device_is_slow()) {                                                                                                        \
         print_message("    skipped: this device is slow\n");                                                                       \
         skip();                                                                                                                    \
     }

@@ -182,16 +182,9 @@ static void run_row(const struct row *row)
     close_setup(&s);
 }
 
-/* An emulated GPU needs minutes for all rows: it does every third. */
-static bool device_is_slow(void)
-{
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
-}
-
 static void cache_equals_reference(void **state)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += device_is_slow() ? 3 : 1) run_row(&rows[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += kvl_device_is_slow() ? 3 : 1) run_row(&rows[i]);
 }
 
 /* One query's result does not depend on how many tokens are computed with it, for per-token codecs (to 1e-6: the programs for one token and for
@@ -199,7 +192,7 @@ static void cache_equals_reference(void **state)
 static void chunk_size_does_not_matter(void **state)
 {
     static const uint32_t chunks[] = {1, 7, 64, 512};
-    const uint32_t n_tokens = device_is_slow() ? 128 : 512;
+    const uint32_t n_tokens = kvl_device_is_slow() ? 128 : 512;
     float *first = NULL;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         struct setup s = {.dims = dims_smol, .n_tokens = n_tokens};

@@ -23,6 +23,13 @@
 
 static struct kvl_device *kvl_test_device;
 
+/* An emulated GPU (llvmpipe): minutes for what takes other devices seconds. Tests do a part of their rows there. */
+static inline bool kvl_device_is_slow(void)
+{
+    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
+    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
+}
+
 static inline int kvl_on_device(const char *choice, const struct CMUnitTest *tests, size_t n_tests)
 {
     struct kvl_ledger left;

@@ -5,17 +5,14 @@
 
 static struct kvl_linear_kernels *kernels;
 
-/* llvmpipe builds and runs these kernels slowly. */
-static bool device_is_slow(void) { return strcmp(kvl_device_caps(kvl_test_device)->platform, "rusticl") == 0; }
-
 /* Kernels know a type by its body only, which test_weight_types tries for all of them: one type of each kind goes through all
  * sizes, the others through few, which saves building hundreds of kernels. */
 static bool type_is_thorough(const struct kvl_quant_type *type)
 {
     return type->gguf_type == KVL_GGUF_Q4_1 || type->gguf_type == KVL_GGUF_Q6_K ||
-           (type->gguf_type == KVL_GGUF_F16 && !device_is_slow());
+           (type->gguf_type == KVL_GGUF_F16 && !kvl_device_is_slow());
 }
-static bool type_is_tried(const struct kvl_quant_type *type) { return type_is_thorough(type) || !device_is_slow(); }
+static bool type_is_tried(const struct kvl_quant_type *type) { return type_is_thorough(type) || !kvl_device_is_slow(); }
 
 /* Products of T tokens; y is [T][linear->rows]. before: what y holds (for add), or NULL. */
 static void run(const struct kvl_linear *linear, uint32_t T, const float *x, const float *before, bool exact, float *y)
@@ -105,7 +102,7 @@ static void batches_do_not_change_exact_bits(void **state)
 {
     enum { ROWS = 40, COLS = 768 };
     static const uint32_t batch[] = {1, 2, 3, 4, 5, 7, 64, 100};
-    const uint32_t T = device_is_slow() ? 30 : 512;
+    const uint32_t T = kvl_device_is_slow() ? 30 : 512;
     for (size_t i = 0; i < kvl_n_quant_types; i++) {
         if (!type_is_thorough(&kvl_quant_types[i])) continue;
         struct test_tensor t;
