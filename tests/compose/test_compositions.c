@@ -18,6 +18,8 @@ static const char *const rests[] = {
     "window=256 sink=4",
     "rope=post rot=none korder=gguf pos=keep",
     "@0-1 kv=f16",
+    "rope=pre korder=hf sink=1",
+    "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
