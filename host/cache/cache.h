@@ -37,8 +37,13 @@ void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);
 
-/* Blocks: non-finite keys or values seen by the encoders since new. */
-kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count);
+/* What the encoders saw since new. */
+struct kvl_cache_counts {
+    uint32_t nonfinite; /* keys or values that were not finite */
+    uint32_t overflow;  /* outliers that found a codec's fixed room taken and were stored as any other element */
+};
+/* Blocks. */
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);
 
 /* Blocks: the decoded records of tokens [first, first + count) of a side, [H][count][D]. They must be sealed. */
 kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t first, uint32_t count, float *rows);

@@ -105,20 +105,20 @@ static void answers_by_layer(void **state)
 }
 
 #define FORM ": items are WORD, key=value, value=name(option=value,...) or @a-b, with spaces between"
-#define CODECS "f32 f16 int8 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2"
+#define CODECS "f32 f16 int8 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2 kvquant"
 
 static void refuses_bad_words(void **state)
 {
     assert_refused("kv=int5",
                    "--kv: unknown codec 'int5' at character 4 of \"kv=int5\": legal are " CODECS " (did you mean int8?)");
     assert_refused("sink=4 zzzzzz", "--kv: unknown codec or preset 'zzzzzz' at character 8 of \"sink=4 zzzzzz\": legal are " CODECS
-                                    " streaming-llm quarot4 quarot3 quarot2");
+                                    " streaming-llm quarot4 quarot3 quarot2 kvquant4 kvquant3 kvquant2");
     assert_refused("streming-llm",
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS
-                   " streaming-llm quarot4 quarot3 quarot2 (did you mean streaming-llm?)");
+                   " streaming-llm quarot4 quarot3 quarot2 kvquant4 kvquant3 kvquant2 (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window pos (did you mean sink?)");
+                   " vtail window pos table (did you mean sink?)");
     assert_refused("korder=gfug",
                    "--kv: unknown value of korder= 'gfug' at character 8 of \"korder=gfug\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
@@ -181,7 +181,7 @@ static void refuses_what_is_not_built(void **state)
     assert_refused(
         "keep=chunk(of=snapkv(window=64),size=20)",
         "--kv: keep chunk is not available in this build at character 6 of \"keep=chunk(of=snapkv(window=64),size=20)\": available:"
-        " kv k v rope rot korder sink tail ktail vtail window pos");
+        " kv k v rope rot korder sink tail ktail vtail window pos table");
 }
 
 static void checks_dims(void **state)
