@@ -284,3 +284,5 @@ void kvl_device_tune(struct kvl_device *device, const struct kvl_tune_kernel *ke
     device->tuning.setting[i] = *setting;
     snprintf(device->tuning.source[i], sizeof device->tuning.source[i], "%s", source);
 }
+
+void kvl_device_restore(struct kvl_device *device, const struct kvl_tuning *tuning) { device->tuning = *tuning; }

@@ -82,6 +82,9 @@ kvl_status kvl_tuned_defines(const struct kvl_tuning *tuning, const char *kernel
 const struct kvl_tuning *kvl_device_tuning(const struct kvl_device *device);
 void kvl_device_tune(struct kvl_device *device, const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const char *source);
 
+/* All settings at once, as kvl_device_tuning gave them. */
+void kvl_device_restore(struct kvl_device *device, const struct kvl_tuning *tuning);
+
 /* ---- the user's file ---- */
 
 /* $KVLAB_TUNE_FILE, else $XDG_CONFIG_HOME/kvlab/tune.txt, else ~/.config/kvlab/tune.txt; "" if $KVLAB_TUNE_FILE is empty: none. */
