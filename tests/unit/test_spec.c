@@ -115,8 +115,8 @@ static void refuses_bad_words(void **state)
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
                    " vtail window pos (did you mean sink?)");
-    assert_refused("korder=gfug",
-                   "--kv: unknown value of korder= 'gfug' at character 8 of \"korder=gfug\": legal are gguf (did you mean gguf?)");
+    assert_refused("korder=ggfu",
+                   "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
