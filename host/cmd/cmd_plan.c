@@ -67,7 +67,7 @@ static kvl_status find_limits(struct plan *plan)
     const kvl_status status = kvl_device_open(plan->args->device, &plan->device);
     if (status != KVL_OK) return status;
     const struct kvl_caps *caps = kvl_device_caps(plan->device);
-    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
+    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(plan->device)};
     return KVL_OK;
 }
 

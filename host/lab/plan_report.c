@@ -33,7 +33,7 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     bytes[KVL_MEM_INDEX] += plan.table_bytes;
     bytes[KVL_MEM_SLACK] = plan.resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
     bytes[KVL_MEM_SCRATCH] = plan.scratch_bytes;
-    kvl_session_scratch(dims, config, scratch);
+    kvl_session_scratch(dims, config, limits->tuning, scratch);
     for (int i = 0; i < KVL_SESSION_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += scratch[i];
     out->bytes_per_token = plan.bytes_per_token;
     out->resident = plan.resident_bytes;

@@ -141,7 +141,7 @@ static bool add_entry(void *context, const char *owner, int layer, const uint64_
 static struct kvl_cache_limits device_limits(void)
 {
     const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
+    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
 }
 
 /* Nothing else is allocated on the device, so its ledger is the cache's. */
