@@ -3,7 +3,7 @@
 
 /* ---- the cache of a session, its context full ---- */
 
-static kvl_status add_pages(const struct kvl_cache_plan *plan, uint64_t bytes[KVL_MEM_CLASSES])
+static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[KVL_MEM_CLASSES])
 {
     kvl_status status = KVL_OK;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
@@ -12,6 +12,7 @@ static kvl_status add_pages(const struct kvl_cache_plan *plan, uint64_t bytes[KV
             const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, plan->config.n_ctx);
             struct kvl_codec_bytes used;
             KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed - layer->sink), &used));
+            used.payload += kvl_exact_rows_held(plan, layer, s, sealed, plan->config.n_ctx) * layer->exact_row_bytes;
             bytes[KVL_MEM_PAYLOAD] += used.payload * plan->dims.n_kv_head;
             bytes[KVL_MEM_SCALE] += used.scale * plan->dims.n_kv_head;
             bytes[KVL_MEM_INDEX] += used.index * plan->dims.n_kv_head;
@@ -28,8 +29,7 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     uint64_t scratch[KVL_SESSION_SCRATCH], *bytes = out->bytes;
     *out = (struct kvl_footprint){0};
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
-    KVL_TRY(add_pages(&plan, bytes));
-    bytes[KVL_MEM_PAYLOAD] += plan.exact_bytes; /* a full context fills the rows of sinks and tail */
+    KVL_TRY(add_streams(&plan, bytes));
     bytes[KVL_MEM_INDEX] += plan.table_bytes;
     bytes[KVL_MEM_SLACK] = plan.resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
     bytes[KVL_MEM_SCRATCH] = plan.scratch_bytes;

@@ -36,6 +36,7 @@ static const struct {
     {{2, 8, 2, 128}, "q5_0", false},
     {{2, 8, 2, 128}, "q4_1", true},
     {{2, 8, 2, 128}, "k=q4_0 v=iq4_nl", false},
+    {{2, 8, 2, 128}, "kivi(residual=0)", false},
     {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
 };
 static const char *const rests[] = {"", "sink=4", "ktail=32 vtail=7", "sink=4 tail=20", "window=96", "sink=4 window=96 tail=8"};
@@ -48,8 +49,17 @@ static const struct {
     {190, 1, KVL_P4_STREAMING},
     {3, 512, KVL_P1_FAKE_QUANT},
 };
+/* Settings of papers, as they have them. */
+static const struct {
+    struct kvl_cache_dims dims;
+    const char *kv;
+    uint32_t n_ctx;
+} settings[] = {
+    {{1, 1, 1, 128}, "kivi", 4096},
+    {{1, 1, 1, 128}, "kivi(bits=4)", 4096},
+};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
-enum { N_ROWS = COUNT(codecs) * COUNT(rests) };
+enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };
 
 struct composition {
     struct kvl_cache_dims dims;
@@ -60,11 +70,18 @@ struct composition {
 
 static void composition_open(size_t i, struct composition *c)
 {
-    const size_t codec = i / COUNT(rests), rest = i % COUNT(rests), use = (codec + rest) % COUNT(uses);
-    c->dims = codecs[codec].dims;
-    snprintf(c->text, sizeof c->text, "%s%s%s", rests[rest], *rests[rest] ? " " : "", codecs[codec].codec);
+    if (i < N_MIXES) {
+        const size_t codec = i / COUNT(rests), rest = i % COUNT(rests), use = (codec + rest) % COUNT(uses);
+        c->dims = codecs[codec].dims;
+        snprintf(c->text, sizeof c->text, "%s%s%s", rests[rest], *rests[rest] ? " " : "", codecs[codec].codec);
+        c->config = (struct kvl_cache_config){NULL, uses[use].n_ctx, uses[use].ubatch, uses[use].protocol, codecs[codec].exact};
+    } else {
+        c->dims = settings[i - N_MIXES].dims;
+        snprintf(c->text, sizeof c->text, "%s", settings[i - N_MIXES].kv);
+        c->config = (struct kvl_cache_config){NULL, settings[i - N_MIXES].n_ctx, 1, KVL_P4_STREAMING, false};
+    }
     assert_ok(kvl_spec_parse(c->text, &c->spec));
-    c->config = (struct kvl_cache_config){c->spec, uses[use].n_ctx, uses[use].ubatch, uses[use].protocol, codecs[codec].exact};
+    c->config.spec = c->spec;
 }
 
 static void make_plan(const struct composition *c, const struct kvl_cache_limits *limits, struct kvl_cache_plan *plan)
