@@ -323,6 +323,18 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
 }
 
+/* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
+static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    if (cache->plan.config.protocol != KVL_P1_FAKE_QUANT || cache->position <= layer->sink) return KVL_OK;
+    for (int s = 0; s < KVL_SIDES; s++)
+        if ((cache->position - layer->sink) % layer->side[s].shape.group != 0)
+            return kvl_fail(KVL_E_USAGE, "protocol p1: a step at position %u would split a group of %u tokens of codec %s; feed whole windows",
+                            cache->position, layer->side[s].shape.group, layer->side[s].codec->head.name);
+    return KVL_OK;
+}
+
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
@@ -331,6 +343,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
+    KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim));     /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
@@ -390,8 +403,9 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     uint64_t used = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        const uint32_t rows = layer->sink + layer->ring;
-        used += (uint64_t)KVL_SIDES * cache->plan.dims.n_kv_head * layer->exact_row_bytes * (cache->position < rows ? cache->position : rows);
+        for (int s = 0; s < KVL_SIDES; s++)
+            used += cache->plan.dims.n_kv_head * layer->exact_row_bytes *
+                    kvl_exact_rows_held(&cache->plan, layer, s, cache->sealed[l][s], cache->position);
     }
     return used;
 }

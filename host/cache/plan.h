@@ -94,6 +94,9 @@ uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_si
 /* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
 
+/* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
+uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
+
 /* Bytes of a side's `tokens` body tokens of one stream, by class (payload, scale, index). */
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out);
 

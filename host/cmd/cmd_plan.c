@@ -56,8 +56,7 @@ static kvl_status open_model(struct plan *plan)
     if (status != KVL_OK) return status;
     plan->dims = &plan->model->dims;
     plan->name = plan->model->name;
-    plan->weights = kvl_weights_bytes(plan->model);
-    return KVL_OK;
+    return kvl_weights_bytes(plan->model, &plan->weights);
 }
 
 /* Without a device: buffers of at most 4 GiB, and as many compute units as this machine has processors. */

@@ -42,7 +42,6 @@ kvl_status kvl_device_open(const char *choice, struct kvl_device **out);
 void kvl_device_close(struct kvl_device **device); /* blocks; warns about buffers still in the ledger */
 const struct kvl_caps *kvl_device_caps(const struct kvl_device *device);
 kvl_status kvl_device_finish(struct kvl_device *device); /* blocks */
-kvl_status kvl_device_flush(struct kvl_device *device);
 
 /* ---- ledger and buffers ---- */
 

@@ -150,8 +150,3 @@ kvl_status kvl_device_finish(struct kvl_device *device)
 {
     return kvl_cl_check(clFinish(device->queue), "clFinish", device->caps.name);
 }
-
-kvl_status kvl_device_flush(struct kvl_device *device)
-{
-    return kvl_cl_check(clFlush(device->queue), "clFlush", device->caps.name);
-}
