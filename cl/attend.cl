@@ -88,7 +88,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
 #if KVL_VECTORS
     float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = fmax(best, vload16(0, s + i));
+    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
     const float top = fmax(*m, kvl_max16(best));
 #else
     float top = *m;
@@ -102,7 +102,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
         const float16 x = vload16(0, s + i);
-        const float16 weight = select(exp(x - top), (float16)0.0f, x == -FLT_MAX);
+        const float16 weight = kvl_exp_negative(x - top);
         vstore16(weight, 0, s + i);
         sums += weight;
     }
