@@ -200,10 +200,10 @@ const struct kvl_command kvl_cmd_tune = {
     .name = "tune",
     .summary = "find the fastest settings of the kernels on a device",
     .words = "clblast|gemm|gemv|attend",
-    .details = "Kernels: one or several; without them all. Builds each candidate, compares its results with the C reference (bit by bit with the defaults', unless the tunable is one\n"
-               "that reorders sums), then times it by turns with the defaults. A line a candidate: its part of their time, the metric, the\n"
-               "setting; * = the best so far, by 5 % or more. What is better goes to the tune file and is used from the next command on;\n"
-               "results with --exact stay the same to the bit.\n"
+    .details = "Kernels: one or several; without them all. Builds each candidate, compares its results with the C reference (bit by bit with\n"
+               "the defaults', unless the tunable is one that reorders sums), then times it by turns with the defaults. A line a candidate:\n"
+               "its part of their time, the metric, the setting; * = the best so far, by 5 % or more. What is better goes to the tune file\n"
+               "and is used from the next command on; results with --exact stay the same to the bit.\n"
                "\n"
                "  kvlab tune --device gpu gemm attend",
     .options = options,

@@ -1,11 +1,10 @@
-/* What tuning may not change: exact logits, to the bit, with each legal value of each tunable; and that what is reserved is what was
- * planned, with CLBlast's scratch too. */
-#include "test_harness.h"
+/* What tuning may not change: products to the bit, unless a tunable reorders sums; exact logits, to the bit, with all of them; and that
+ * what is reserved is what was planned, with CLBlast's scratch too. */
 #include "plan_report.h"
-#include "rng.h"
-#include "session_rig.h"
 #include "tune.h"
 #include "tuning.h"
+#include "weights.h"
+#include "session_rig.h"
 
 enum { TOKENS = 140, STEPS = 3, N_CTX = TOKENS + STEPS };
 
@@ -20,11 +19,35 @@ static void force(const char *kernel_name, const char *text)
     kvl_device_tune(kvl_test_device, kernel, &setting, "test");
 }
 
+static bool is_legal(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting)
+{
+    const bool legal = kvl_setting_check(kernel, setting, kvl_device_caps(kvl_test_device)->local_bytes) == KVL_OK;
+    kvl_error_clear();
+    return legal;
+}
+
+/* y [T][rows] of the device's settings, without `exact`. */
+static void multiply(const struct kvl_linear *linear, uint32_t T, const float *x, float *y)
+{
+    struct kvl_linear_kernels *kernels;
+    struct kvl_rows in, out;
+    assert_ok(kvl_linear_kernels_new(kvl_test_device, &kernels));
+    assert_ok(kvl_linear_reserve(kernels, T, linear->cols, false));
+    rows_new(T, linear->cols, x, 0.0f, &in);
+    rows_new(T, linear->rows, NULL, CANARY, &out);
+    assert_ok(kvl_linear_run(kernels, linear, T, in, out, false, false));
+    rows_read(&out, T, linear->rows, CANARY, y);
+    kvl_buffer_free(&in.buffer);
+    kvl_buffer_free(&out.buffer);
+    kvl_linear_kernels_free(&kernels);
+}
+
 /* Logits after a prefill of TOKENS in ubatches and after STEPS tokens one by one: [1 + STEPS][vocabulary]. */
 static void logits_of(struct rig *r, bool exact, float *logits)
 {
     const uint32_t vocabulary = r->model->dims.n_vocab;
-    rig_session(r, "k=int8 v=int4 sink=2", (struct kvl_session_config){.n_ctx = N_CTX, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = exact});
+    const struct kvl_session_config config = {.n_ctx = N_CTX, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = exact};
+    rig_session(r, "k=int8 v=int4 sink=2", config);
     assert_ok(kvl_session_forward(r->session, tokens, TOKENS, 1));
     assert_ok(kvl_session_read_logits(r->session, 0, logits));
     for (uint32_t i = 0; i < STEPS; i++) {
@@ -43,32 +66,64 @@ static struct rig load(float **a, float **b, size_t *n)
     return r;
 }
 
-static void exact_logits_do_not_change(void **state)
+/* Products of both kinds, each legal value of each tunable that keeps the order of sums. */
+static void products_keep_their_bits(void **state)
 {
-    float *built_in, *tuned;
-    size_t n, n_kernels;
-    struct rig r = load(&built_in, &tuned, &n);
+    enum { ROWS = 70, COLS = 608, MANY = 200, FEW = 3 };
+    static const char *const kernels[] = {"gemm", "gemv"};
+    struct test_tensor t;
+    struct kvl_linear linear;
+    float *x = random_floats(MANY * COLS, 1), *built_in[2], *tuned = NULL;
     const struct kvl_tuning before = *kvl_device_tuning(kvl_test_device);
-    const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n_kernels);
-    for (size_t k = 0; k < n_kernels; k++) force(kernel[k].name, "");
-    logits_of(&r, true, built_in);
-    for (size_t k = 0; k < n_kernels; k++)
-        for (size_t i = 0; i < kernel[k].n_tunables; i++) {
-            const struct kvl_tunable *tunable = &kernel[k].tunable[i];
-            for (size_t v = 1; v < tunable->n_values && !(kvl_device_is_slow() && v > 1); v++) {
+    tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), ROWS, COLS, 2, &t);
+    load_one(&t, &linear);
+    assert_ok(kvl_alloc(&tuned, MANY * ROWS, sizeof *tuned));
+    for (int k = 0; k < 2; k++) {
+        const struct kvl_tune_kernel *kernel = kvl_tune_kernel_find(kernels[k]);
+        const uint32_t T = k == 0 ? MANY : FEW;
+        force(kernels[k], "");
+        built_in[k] = NULL;
+        assert_ok(kvl_alloc(&built_in[k], T * ROWS, sizeof *tuned));
+        multiply(&linear, T, x, built_in[k]);
+        for (size_t i = 0; i < kernel->n_tunables; i++)
+            for (size_t v = 1; v < kernel->tunable[i].n_values && !(kvl_device_is_slow() && v > 1); v++) {
                 struct kvl_setting setting = {0};
                 setting.choice[i] = (uint8_t)v;
-                if (kvl_setting_check(&kernel[k], &setting, kvl_device_caps(kvl_test_device)->local_bytes) != KVL_OK) {
-                    kvl_error_clear();
-                    continue;
-                }
-                kvl_device_tune(kvl_test_device, &kernel[k], &setting, "test");
-                logits_of(&r, true, tuned);
-                if (memcmp(tuned, built_in, n * sizeof *tuned) != 0)
-                    fail_msg("%s %s=%s: other exact logits than the defaults'", kernel[k].name, tunable->name, tunable->value[v].word);
-                force(kernel[k].name, "");
+                if (kernel->tunable[i].reorders || !is_legal(kernel, &setting)) continue;
+                kvl_device_tune(kvl_test_device, kernel, &setting, "test");
+                multiply(&linear, T, x, tuned);
+                if (memcmp(tuned, built_in[k], T * ROWS * sizeof *tuned) != 0)
+                    fail_msg("%s %s=%s: other bits than the defaults'", kernel->name, kernel->tunable[i].name, kernel->tunable[i].value[v].word);
             }
-        }
+        kvl_device_restore(kvl_test_device, &before);
+        kvl_free(&built_in[k]);
+    }
+    kvl_linear_free(&linear);
+    tensor_free(&t);
+    kvl_free(&x);
+    kvl_free(&tuned);
+}
+
+static void exact_logits_do_not_change(void **state)
+{
+    static const char *const settings[][4] = {
+        /* gemm, gemv, attend, clblast */
+        {"product=clblast cols=32 tokens=24 tile=4", "pairs=4 groups=8", "block=16 rows=6 splits=8 group=32", "MWG=32"},
+        {"product=clblast tokens=24 tile=12", "pairs=32", "block=32 rows=16 splits=1 group=128", ""},
+        {"", "", "rows=8 splits=2", ""},
+    };
+    static const char *const names[] = {"gemm", "gemv", "attend", "clblast"};
+    float *built_in, *tuned;
+    size_t n;
+    struct rig r = load(&built_in, &tuned, &n);
+    const struct kvl_tuning before = *kvl_device_tuning(kvl_test_device);
+    for (size_t k = 0; k < 4; k++) force(names[k], "");
+    logits_of(&r, true, built_in);
+    for (size_t i = 0; i < (kvl_device_is_slow() ? 1 : sizeof settings / sizeof *settings); i++) {
+        for (size_t k = 0; k < 4; k++) force(names[k], settings[i][k]);
+        logits_of(&r, true, tuned);
+        if (memcmp(tuned, built_in, n * sizeof *tuned) != 0) fail_msg("setting %zu: other exact logits than the defaults'", i);
+    }
     kvl_device_restore(kvl_test_device, &before);
     rig_free(&r);
     kvl_free(&built_in);
@@ -102,7 +157,7 @@ static void other_settings_are_planned(void **state)
         logits_of(&r, false, i == 0 ? built_in : tuned);
         const struct kvl_session_config config = {.spec = r.spec, .n_ctx = N_CTX, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ};
         assert_ok(kvl_footprint_of(&r.model->dims, &config, &limits, &plan));
-        plan.bytes[KVL_MEM_WEIGHTS] = kvl_weights_bytes(r.model);
+        assert_ok(kvl_weights_bytes(r.model, &plan.bytes[KVL_MEM_WEIGHTS]));
         assert_ok(kvl_session_bytes(r.session, &bytes));
         kvl_ledger_walk(kvl_test_device, add_bytes, held);
         for (int c = 0; c < KVL_MEM_CLASSES; c++)
@@ -161,6 +216,7 @@ static void tuning_ends_in_a_legal_setting(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(products_keep_their_bits),
     cmocka_unit_test(exact_logits_do_not_change),
     cmocka_unit_test(other_settings_are_planned),
     cmocka_unit_test(tuning_ends_in_a_legal_setting),
