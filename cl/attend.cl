@@ -236,24 +236,26 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     }
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-item a row. */
-kernel void kvl_merge(global const float *partial, global float *out, uint n_rows, uint n_splits)
+/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row, whose items share the channels. */
+kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
+                                                                          uint n_splits)
 {
-    const ulong row = get_global_id(0);
-    float top = -FLT_MAX, total = 0.0f;
+    const uint item = get_local_id(0);
+    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_D + 2);
+    partial += row * (KVL_D + 2);
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_D + KVL_WG - 1) / KVL_WG];
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (p[KVL_D + 1] > 0.0f) top = fmax(top, p[KVL_D]);
     }
-    float acc[KVL_D];
-    for (uint c = 0; c < KVL_D; c++) acc[c] = 0.0f;
+    for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (!(p[KVL_D + 1] > 0.0f)) continue;
         const float weight = exp(p[KVL_D] - top);
         total = fma(weight, p[KVL_D + 1], total);
-        for (uint c = 0; c < KVL_D; c++) acc[c] = fma(weight, p[c], acc[c]);
+        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weight, p[c], acc[c / KVL_WG]);
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = 0; c < KVL_D; c++) out[row * KVL_D + c] = acc[c] * inverse;
+    for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[c / KVL_WG] * inverse;
 }

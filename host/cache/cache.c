@@ -172,7 +172,8 @@ static kvl_status rotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
     push(&call, KVL_U32(rope_dim));
     push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
-    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, (struct kvl_work){0}, &call);
+    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * stage_heads(cache) * cache->plan.dims.head_dim};
+    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, work, &call);
 }
 
 /* Pages that tokens [first, end) of a side touch. */
@@ -222,7 +223,7 @@ static kvl_status rotate_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     push(&call, KVL_U32(keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * layer->token_bytes};
+    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * stage_heads(cache) * cache->plan.dims.head_dim)};
     return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
 }
 
@@ -304,8 +305,9 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (n_splits > 1) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1},
-                           (struct kvl_work){0}, args, sizeof args / sizeof args[0]));
+        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * rows * dims->head_dim * sizeof(float)};
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
+                           merged, args, sizeof args / sizeof args[0]));
     }
 done:
     return status;
@@ -320,7 +322,8 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_view(&call, cache, l, n, 1);
-    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
+    const struct kvl_work work = {.bytes = n * KVL_SIDES * cache->plan.dims.n_kv_head * (cache->plan.dims.head_dim * sizeof(float) + layer->exact_row_bytes)};
+    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, work, &call);
 }
 
 /* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
