@@ -1,7 +1,8 @@
-/* gemv.cl: Y[T][rows] = X[T][cols] W^T for T <= KVL_GEMV_T tokens; each weight is read once.
+/* gemv.cl: Y[T][rows] = X[T][cols] W^T for T <= KVL_GEMV_T * KVL_GEMV_LANES tokens; each weight is read once.
  *
  * kvl_gemv: f32 activations, one fma chain over the columns in order an output, as in gemm.cl: the same bits. Two panels go side by
- * side, so that their chains overlap.
+ * side, so that their chains overlap. Where vectors are made of work-items, as in Mesa's llvmpipe, a group of one work-item fills one lane of eight:
+ * there every work-item of the group has tokens of its own.
  * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch of its own costs more),
  * products summed in 16-bit integers. With norm_weight the activations are RMS-normalized on the way, which saves a launch.
  * A work-group goes through a contiguous range of pairs of panels.
@@ -16,17 +17,22 @@
 #ifndef KVL_GEMV_T
 #define KVL_GEMV_T 1
 #endif
+/* Work-items of a group of kvl_gemv. */
+#ifndef KVL_GEMV_LANES
+#define KVL_GEMV_LANES 1
+#endif
 
-__attribute__((reqd_work_group_size(1, 1, 1)))
+__attribute__((reqd_work_group_size(KVL_GEMV_LANES, 1, 1)))
 kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
                      ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue)
 {
     const uint n_pairs = (n_panels + 1) / 2;
     const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
     const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
+    const uint first = get_local_id(0) * KVL_GEMV_T; /* token */
     const global float *rows[KVL_GEMV_T];
 #pragma unroll
-    for (uint t = 0; t < KVL_GEMV_T; t++) rows[t] = x + x_offset + min(t, T - 1) * x_stride;
+    for (uint t = 0; t < KVL_GEMV_T; t++) rows[t] = x + x_offset + min(first + t, T - 1) * x_stride;
     for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
         const global ushort *even = w + 2 * pair * panel_words, *odd = w + min(2 * pair + 1, n_panels - 1) * panel_words;
         float16 acc[KVL_GEMV_T][2];
@@ -43,8 +49,8 @@ kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_bloc
 #pragma unroll
                     for (uint h = 0; h < 2; h++) acc[t][h] = fma(o[h][k], (float16)rows[t][b * 32 + k], acc[t][h]);
         }
-        for (uint t = 0; t < min((uint)KVL_GEMV_T, T); t++)
-            kvl_store_pair(y + y_offset + t * y_stride, pair, n_out, acc[t][0], acc[t][1], epilogue);
+        for (uint t = 0; t < KVL_GEMV_T && first + t < T; t++)
+            kvl_store_pair(y + y_offset + (first + t) * y_stride, pair, n_out, acc[t][0], acc[t][1], epilogue);
     }
 }
 

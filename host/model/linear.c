@@ -160,18 +160,19 @@ void kvl_linear_free(struct kvl_linear *linear)
 
 /* ---- kernels ---- */
 
-enum variant { GEMM, EMBED, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4, VARIANTS };
+enum variant { GEMM, EMBED, GEMV_LANES, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4, VARIANTS };
 
 /* Helpers on float16 in platform.cl. */
 #define VECTORS "-DKVL_VECTORS=1"
 
-/* tokens: how many the kernel is compiled for (GEMV). */
+/* tokens: how many the kernel is compiled for (GEMV); lanes: work-items of a group, among which they are shared out, if not 1. */
 static const struct {
     const char *file, *kernel, *options;
-    uint32_t tokens;
+    uint32_t tokens, lanes;
 } variants[VARIANTS] = {
     [GEMM] = {"gemm.cl", "kvl_gemm", VECTORS, 0},
     [EMBED] = {"embed.cl", "kvl_embed", VECTORS, 0},
+    [GEMV_LANES] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_LANES=8", 8, 8},
     [GEMV_1] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=1", 1},
     [GEMV_2] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=2", 2},
     [GEMV_4] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=4", 4},
@@ -252,18 +253,20 @@ static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens 
 static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
 
 /* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, about 250 of which a
- * block of 32 columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each. */
+ * block of 32 columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each, eight tokens side by side where
+ * products are exact. */
 enum { CUT_MOST_COLS = 6144 };
 static bool loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && caps->float_width == 1; }
 
 static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
+    const struct kvl_caps *caps = kvl_device_caps(kernels->device);
+    if (loops_are_cut(caps) && (exact || T > KVL_FEW_TOKENS)) return GEMV_LANES;
     if (T > KVL_FEW_TOKENS) return GEMM;
     const int size = T == 1 ? 0 : T == 2 ? 1 : 2;
     const uint64_t n_blocks = round_up(linear->cols, COLUMN) / COLUMN;
     const uint32_t tokens = variants[INT8_1 + size].tokens;
-    const bool fits =
-        codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= kvl_device_caps(kernels->device)->local_bytes;
+    const bool fits = codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= caps->local_bytes;
     return (!exact && linear->type->block > 1 && fits ? INT8_1 : GEMV_1) + size;
 }
 
@@ -278,7 +281,7 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
     const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1), n_pairs = (part->n_panels + 1) / 2;
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN), n_out = (uint32_t)(linear->rows - first_row);
     const uint32_t epilogue = linear->swiglu ? SWIGLU : add ? ADD : STORE;
-    const size_t local[3] = {1, 1, 1};
+    const size_t lanes = variants[v].lanes ? variants[v].lanes : 1, local[3] = {lanes, 1, 1};
     const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + (uint64_t)T * (linear->cols + n_out) * 4,
                                   .flops = 2 * part->n_panels * PANEL_ROWS * linear->cols * T};
     const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels),
@@ -294,7 +297,7 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
     }
     const struct kvl_caps *caps = kvl_device_caps(device);
     const uint64_t least_groups = loops_are_cut(caps) ? n_pairs : min_u64(n_pairs, (uint64_t)caps->compute_units * GEMV_GROUPS);
-    const size_t global[3] = {max_u64(n_pairs / GEMV_PAIRS, least_groups), 1, 1};
+    const size_t global[3] = {lanes * max_u64(n_pairs / GEMV_PAIRS, least_groups), 1, 1};
     const struct kvl_arg args[] = {w,
                                    panels,
                                    KVL_U32(n_blocks),
@@ -324,7 +327,7 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
     assert(T > 0 && !(add && linear->swiglu));
     assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
-    const uint32_t most = loops_are_cut(caps) ? 1 : T;
+    const uint32_t most = !loops_are_cut(caps) ? T : exact || T > KVL_FEW_TOKENS ? variants[GEMV_LANES].tokens : 1;
     if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
         return kvl_fail(KVL_E_UNSUPPORTED,
                         "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
