@@ -44,7 +44,7 @@ static kvl_status check_attention(struct checker *c, struct kvl_probe *b, const 
     const double allowed = 2e-5;
     const size_t compared = kvl_probe_q_row(b) / b->dims.n_kv_head * kv_heads, first = kvl_probe_q_row(b) - compared;
     double largest = 0.0;
-    const kvl_status status = kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, b->want);
+    const kvl_status status = kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, (struct kvl_rope){0}, b->want);
     if (status != KVL_OK) return status;
     for (uint32_t t = 0; t < b->n_tokens; t++) {
         const size_t at = t * kvl_probe_q_row(b) + first;
