@@ -73,7 +73,7 @@ static void resolves_overrides(void **state)
     assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep"
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
-    assert_resolved("@2-5 streaming-llm kivi2 kivi4", PLAIN " @2-5 sink=4 window=1020");
+    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 pos=keep @2-5 ktail=codec");
 }
 
@@ -101,7 +101,7 @@ static void answers_by_layer(void **state)
 }
 
 #define FORM ": items are WORD, key=value, value=name(option=value,...) or @a-b, with spaces between"
-#define CODECS "f32 f16 int8 int4 int3 int2 kivi q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2"
+#define CODECS "f32 f16 int8 int4 int3 int2 kivi q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2 turboquant"
 
 static void refuses_bad_words(void **state)
 {
@@ -111,7 +111,7 @@ static void refuses_bad_words(void **state)
                                     " streaming-llm kivi2 kivi4");
     assert_refused("streming-llm",
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS
-                   " streaming-llm (did you mean streaming-llm?)");
+                   " streaming-llm kivi2 kivi4 (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
                    " vtail window pos (did you mean sink?)");
