@@ -79,7 +79,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->device = device;
     cache->plan = *plan;
     *plan = (struct kvl_cache_plan){0};
-    cache->prefill_tile = kvl_prefill_tile(&cache->plan.dims);
+    cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(allocate(cache));
@@ -267,7 +267,7 @@ static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
-    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan.limits);
+    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = cache->position + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
@@ -285,7 +285,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
     const struct kvl_cache_reads reads = layer_reads(cache, l, n);
     const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
-    const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
     push_slabs(&call, cache);
     push(&call, KVL_BUF(cache->table));

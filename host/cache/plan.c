@@ -4,11 +4,29 @@
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
-enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 };
+enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits) { return 4 * limits->compute_units; }
+uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
+
+static uint32_t rows_of_token(const struct kvl_cache_plan *plan) { return plan->dims.n_head / plan->dims.n_kv_head; }
+
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan)
+{
+    const uint32_t rows = rows_of_token(plan);
+    return rows >= plan->shape.rows ? 1 : plan->shape.rows / rows;
+}
+
+static struct kvl_attend_shape attend_shape(const struct kvl_tuning *tuning, bool exact)
+{
+    return (struct kvl_attend_shape){
+        .block = (uint32_t)kvl_tuned(tuning, "attend", "block", exact),
+        .rows = (uint32_t)kvl_tuned(tuning, "attend", "rows", exact),
+        .splits = (uint32_t)kvl_tuned(tuning, "attend", "splits", exact),
+        .group = (uint32_t)kvl_tuned(tuning, "attend", "group", exact),
+    };
+}
 
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config)
 {
@@ -170,8 +188,8 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         plan->bytes_per_token += layer->token_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    const uint32_t group = plan->dims.n_head / plan->dims.n_kv_head; /* splits x rows of a tile: cache.c, split_count */
-    const uint64_t rows = (uint64_t)kvl_attend_groups(&plan->limits) * (group > TILE_ROWS ? group : TILE_ROWS);
+    const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */
+    const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
     plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
     plan->status_bytes = 16;
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes;
@@ -189,7 +207,9 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
                                struct kvl_cache_plan *out)
 {
     kvl_status status = KVL_OK;
-    *out = (struct kvl_cache_plan){.dims = *dims, .config = *config, .limits = *limits};
+    *out = (struct kvl_cache_plan){
+        .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
+    out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
     if (config->protocol == KVL_P3_PREFILL_EXACT)
         return kvl_fail(KVL_E_UNSUPPORTED, "protocol p3 scores a continuation of a compressed prompt; use p1, p2 or p4 here");

@@ -15,7 +15,7 @@ if command -v python3 >/dev/null; then
     "$program" plugins --json | python3 -c '
 import json, sys
 answer = json.load(sys.stdin)
-bits = {p["name"]: p["bits_per_element"] for p in answer["plugins"]}
+bits = {p["name"]: p["bits_per_element"] for p in answer["plugins"] if p["kind"] == "codec"}
 wanted = {"f32": 32, "f16": 16, "int8": 8.5, "int4": 4.5, "int3": 3.5, "int2": 2.5, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5,
           "q4_0": 4.5, "iq4_nl": 4.5, "fp8_e4m3": 8.25, "fp8_e5m2": 8.25, "kivi": 3, "turboquant": 3.25}
 assert wanted.items() <= bits.items(), bits
