@@ -183,18 +183,18 @@ static kvl_status check_answers(struct checker *c, const struct kvl_codec *codec
     struct kvl_text name = {0}, spec = {0};
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_text_printf(&name, *answers[first].options ? "%s(%s)" : "%s", codec->head.name, answers[first].options));
-    for (int s = 0; s < KVL_SIDES; s++)
-        KVL_TRY(kvl_text_printf(&spec, "%s%c=%s", s ? " " : "", side_letter[s], codec->roles & role_of[s] ? name.data : "f32"));
-    KVL_TRY(kvl_probe_open(c->device, spec.data, &b));
     for (uint32_t i = first; i < codec->n_known_answers; i++)
         for (int s = 0; s < KVL_SIDES; s++)
             if (answers[i].role == role_of[s] && same_cache(&answers[i], &answers[first])) of_side[s] = &answers[i];
+    for (int s = 0; s < KVL_SIDES; s++) /* a side without an answer may not be able to have these options */
+        KVL_TRY(kvl_text_printf(&spec, "%s%c=%s", s ? " " : "", side_letter[s], of_side[s] != NULL ? name.data : "f32"));
+    KVL_TRY(kvl_probe_open(c->device, spec.data, &b));
     for (int s = 0; s < KVL_SIDES; s++) place_rows(&b, s, of_side[s]);
     KVL_TRY(kvl_probe_feed(&b));
     for (int s = 0; s < KVL_SIDES; s++) {
-        if (!(codec->roles & role_of[s])) continue;
+        if (of_side[s] == NULL) continue;
         KVL_TRY(check_side(c, &b, s, name.data));
-        if (of_side[s] != NULL) KVL_TRY(check_answer(c, &b, s, of_side[s], name.data));
+        KVL_TRY(check_answer(c, &b, s, of_side[s], name.data));
     }
     KVL_TRY(check_attention(c, &b, spec.data, 1));
 done:

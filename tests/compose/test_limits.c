@@ -37,6 +37,7 @@ static const struct {
     {{2, 8, 2, 128}, "q4_1", true},
     {{2, 8, 2, 128}, "k=q4_0 v=iq4_nl", false},
     {{2, 8, 2, 128}, "kivi(residual=0)", false},
+    {{2, 8, 2, 128}, "k=turboquant(sketch=sign) v=turboquant", false},
     {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
     {{30, 9, 3, 64}, "q4_0 korder=hf rope=pre", false},
     {{30, 9, 3, 64}, "int4 rot=hadamard @0-1 rot=random @2-3 rot=random(seed=1)", true},
