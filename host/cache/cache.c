@@ -79,7 +79,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->device = device;
     cache->plan = *plan;
     *plan = (struct kvl_cache_plan){0};
-    cache->prefill_tile = kvl_prefill_tile(&cache->plan.dims);
+    cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(allocate(cache));
@@ -267,7 +267,7 @@ static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
-    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan.limits);
+    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = cache->position + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
@@ -285,7 +285,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
     const struct kvl_cache_reads reads = layer_reads(cache, l, n);
     const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
-    const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
     push_slabs(&call, cache);
     push(&call, KVL_BUF(cache->table));
@@ -323,6 +323,18 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
 }
 
+/* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
+static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    if (cache->plan.config.protocol != KVL_P1_FAKE_QUANT || cache->position <= layer->sink) return KVL_OK;
+    for (int s = 0; s < KVL_SIDES; s++)
+        if ((cache->position - layer->sink) % layer->side[s].shape.group != 0)
+            return kvl_fail(KVL_E_USAGE, "protocol p1: a step at position %u would split a group of %u tokens of codec %s; feed whole windows",
+                            cache->position, layer->side[s].shape.group, layer->side[s].codec->head.name);
+    return KVL_OK;
+}
+
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
@@ -331,6 +343,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
+    KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim));     /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
@@ -390,8 +403,9 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     uint64_t used = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        const uint32_t rows = layer->sink + layer->ring;
-        used += (uint64_t)KVL_SIDES * cache->plan.dims.n_kv_head * layer->exact_row_bytes * (cache->position < rows ? cache->position : rows);
+        for (int s = 0; s < KVL_SIDES; s++)
+            used += cache->plan.dims.n_kv_head * layer->exact_row_bytes *
+                    kvl_exact_rows_held(&cache->plan, layer, s, cache->sealed[l][s], cache->position);
     }
     return used;
 }

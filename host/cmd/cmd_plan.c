@@ -71,7 +71,8 @@ static kvl_status open_file(struct plan *plan)
     KVL_TRY(kvl_spec_parse(plan->args->kv, &plan->spec));
     plan->dims = &plan->model->dims;
     plan->name = plan->model->name;
-    plan->weights = plan->read_weights = kvl_weights_bytes(plan->model);
+    KVL_TRY(kvl_weights_bytes(plan->model, &plan->weights));
+    plan->read_weights = plan->weights;
 done:
     return status;
 }
@@ -102,7 +103,7 @@ static kvl_status find_limits(struct plan *plan)
     if (plan->args->device == NULL) return KVL_OK;
     KVL_TRY(kvl_device_open(plan->args->device, &plan->device));
     const struct kvl_caps *caps = kvl_device_caps(plan->device);
-    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
+    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(plan->device)};
     if (plan->args->measure) {
         KVL_TRY(kvl_device_measure(plan->device, &peaks));
         plan->bandwidth = peaks.read_gbps;

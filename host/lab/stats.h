@@ -32,7 +32,4 @@ enum kvl_verdict kvl_verdict_of(const struct kvl_interval *difference);
 /* q-quantile (0..1) of n values with linear interpolation between order statistics (type 7); sorts `values`. NaN if n == 0. */
 double kvl_quantile(float *values, size_t n, double q);
 
-/* log-softmax statistics of one row of logits. */
-double kvl_log_sum_exp(const float *logits, size_t n);
-
 #endif
