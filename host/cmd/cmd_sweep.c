@@ -37,7 +37,7 @@ struct run {
     const char *grid_path;
     struct kvl_grid *grid;
     const struct kvl_command *command; /* NULL: another program's */
-    char program[4096];
+    char self[4096];                   /* path of this program */
     struct kvl_text out;
     struct used_file *file;
     size_t n_files;
@@ -91,7 +91,7 @@ static kvl_status cell_words(const struct run *run, const struct kvl_grid_point 
 {
     kvl_status status = KVL_OK;
     char option[32];
-    KVL_TRY(add_word(words, run->program));
+    KVL_TRY(add_word(words, run->grid->program ? run->grid->program : run->self));
     KVL_TRY(add_command(words, run->grid->command));
     for (int a = 0; a < KVL_AXES; a++) {
         if (cell->value[a] == NULL) continue;
@@ -405,13 +405,10 @@ static kvl_status find_command(struct run *run)
     kvl_status status = KVL_OK;
     struct words words = {0};
     int n_name;
-    if (run->grid->program) {
-        snprintf(run->program, sizeof run->program, "%s", run->grid->program);
-        return KVL_OK;
-    }
-    const ssize_t n = readlink("/proc/self/exe", run->program, sizeof run->program - 1);
+    const ssize_t n = readlink("/proc/self/exe", run->self, sizeof run->self - 1);
     if (n < 0) return kvl_fail(KVL_E_IO, "/proc/self/exe: cannot find this program");
-    run->program[n] = '\0';
+    run->self[n] = '\0';
+    if (run->grid->program) return KVL_OK;
     KVL_TRY(add_command(&words, run->grid->command));
     run->command = kvl_cmd_find((int)words.n, words.word, &n_name);
     if (run->command == NULL || (size_t)n_name != words.n || own_option(run->command, "output") == NULL) {
@@ -546,13 +543,11 @@ static kvl_status submit(struct run *run)
     const struct kvl_slurm slurm = {
         .grid = run->grid_path,
         .name = run->grid->name,
-        .program = run->program,
+        .program = run->self,
         .options = run->args->sbatch.item,
         .n_options = run->args->sbatch.n,
         .per_task = (uint64_t)run->args->per_task,
     };
-    if (run->grid->program)
-        return kvl_fail(KVL_E_UNSUPPORTED, "%s: --slurm runs cells of kvlab, not of program %s", run->grid_path, run->grid->program);
     return kvl_slurm_submit(&slurm, &run->sweep);
 }
 
