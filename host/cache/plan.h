@@ -7,6 +7,7 @@
 #include "device.h"
 #include "spec.h"
 #include "status.h"
+#include "tuning.h"
 
 /* What a query may read: README of this room, "Read rule". */
 enum kvl_protocol { KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING, KVL_PROTOCOLS };
@@ -29,6 +30,7 @@ struct kvl_cache_config {
 struct kvl_cache_limits {
     uint64_t max_alloc_bytes;
     uint32_t compute_units;
+    const struct kvl_tuning *tuning; /* NULL = built-in; read while a plan is made */
 };
 
 struct kvl_side_plan {
@@ -45,10 +47,21 @@ struct kvl_side_plan {
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES];
     uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    enum kvl_rope_stage rope;
+    enum kvl_key_order korder;
+    enum kvl_rotation rot;
+    uint64_t rot_seed;
+    uint32_t rot_m;                  /* size of the dense factor: rotation.h; 0 = none */
+    uint64_t rotation_offset;        /* of its matrices in the tables, floats; layers with the same rotation share them */
     uint64_t exact_row_bytes;        /* one exact row of one side and head */
     uint64_t exact_offset;           /* of this layer in the exact buffer */
     uint64_t table_offset;           /* of this layer in the page table, entries */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
+};
+
+/* How attention is cut up: values of cl/attend.tune. */
+struct kvl_attend_shape {
+    uint32_t block, rows, splits, group;
 };
 
 enum { KVL_MAX_SLABS = 16 };
@@ -57,13 +70,15 @@ struct kvl_cache_plan {
     struct kvl_cache_dims dims;
     struct kvl_cache_config config;
     struct kvl_cache_limits limits;
+    struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
     uint64_t n_pages;
     uint32_t n_slabs;
     uint64_t slab_bytes[KVL_MAX_SLABS];
     uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
     uint64_t n_entries;
-    uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* partial and status are scratch */
+    uint64_t n_table_floats;         /* rotations; class table */
+    uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t bytes_per_token;
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
 };
@@ -77,12 +92,17 @@ void kvl_cache_plan_free(struct kvl_cache_plan *plan);
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
 
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
-uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits);
+uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);
+/* Tokens of a prefill tile. */
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan);
 
 /* Tokens of a side that are sealed once `end` tokens are there and `sealed` were (sinks included in all three). */
 uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end);
 /* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
+
+/* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
+uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
 
 /* Bytes of a side's `tokens` body tokens of one stream, by class (payload, scale, index). */
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out);

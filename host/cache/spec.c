@@ -3,6 +3,8 @@
 #include "spec.h"
 #include "mem.h"
 #include "presets.h"
+#include "rotation.h"
+#include "select.h"
 #include "slice.h"
 #include <ctype.h>
 #include <stddef.h>
@@ -13,8 +15,7 @@
 static const struct missing {
     const char *key, *word; /* word NULL: the key as a whole */
 } missing_methods[] = {
-    {"codec", "latent"}, {"rope", "pre"}, {"rot", "hadamard"}, {"rot", "random"}, {"korder", "hf"},
-    {"pos", "compact"},  {"keep", NULL},  {"budget", NULL},    {"when", NULL},
+    {"codec", "latent"},
 };
 
 static bool is_missing(const char *key, const struct kvl_slice *word)
@@ -62,11 +63,11 @@ done:
     return status;
 }
 
-static kvl_status codec_words(struct kvl_text *out)
+static kvl_status plugin_words(enum kvl_plugin_kind kind, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < kvl_registry_count(); i++)
-        if (kvl_registry_at(i)->kind == KVL_KIND_CODEC)
+        if (kvl_registry_at(i)->kind == kind)
             KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", kvl_registry_at(i)->name));
 done:
     return status;
@@ -87,20 +88,22 @@ done:
 
 /* ---- setters and printers, one pair a kind of key ---- */
 
-static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name)
+static const struct kvl_plugin_head *find_plugin(enum kvl_plugin_kind kind, const struct kvl_slice *name)
 {
     for (size_t i = 0; i < kvl_registry_count(); i++) {
         const struct kvl_plugin_head *head = kvl_registry_at(i);
-        if (head->kind == KVL_KIND_CODEC && kvl_slice_is(name, head->name)) return head;
+        if (head->kind == kind && kvl_slice_is(name, head->name)) return head;
     }
     return NULL;
 }
+
+static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name) { return find_plugin(KVL_KIND_CODEC, name); }
 
 static kvl_status fail_no_codec(const struct value *value)
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
     if (is_missing("codec", &value->name))
         status = fail_missing("codec", &value->name, &words);
     else
@@ -232,10 +235,92 @@ static kvl_status print_tail(const struct key *key, const struct kvl_layer_spec 
     return tail < 0 ? kvl_text_printf(out, "codec") : kvl_text_printf(out, "%lld", (long long)tail);
 }
 
+/* ---- eviction ---- */
+
+static void free_keep(struct kvl_layer_spec *entry)
+{
+    for (uint32_t i = 0; i < entry->n_keep; i++) kvl_instance_free(&entry->keep[i]);
+    entry->n_keep = 0;
+}
+
+static kvl_status fail_no_plugin(enum kvl_plugin_kind kind, const struct kvl_slice *name)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(plugin_words(kind, &words));
+    KVL_TRY(kvl_text_printf(&words, "|none"));
+    status = kvl_fail_unknown(name, kvl_plugin_kind_name(kind), words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+static kvl_status scan_value(struct kvl_slice *rest, struct value *out);
+
+/* A score, after the one it wraps if it does. */
+static kvl_status add_score(const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_plugin_head *plugin = find_plugin(KVL_KIND_SCORE, &value->name);
+    struct kvl_slice of;
+    if (plugin == NULL) return fail_no_plugin(KVL_KIND_SCORE, &value->name);
+    if (((const struct kvl_score *)plugin)->wrap != NULL) {
+        struct value inner;
+        if (!kvl_options_find(&value->args, "of", &of))
+            return kvl_fail_at(&value->name, "write of=SCORE among its options", "%s changes another score, and none is named", plugin->name);
+        KVL_TRY(scan_value(&of, &inner));
+        KVL_TRY(add_score(&inner, entry));
+    }
+    if (entry->n_keep == KVL_MAX_KEEP) return kvl_fail_at(&value->name, "wrap fewer", "scores are nested more than %d deep", KVL_MAX_KEEP);
+    KVL_TRY(kvl_instance_new_at(plugin, &value->args, &entry->keep[entry->n_keep]));
+    entry->n_keep++;
+done:
+    return status;
+}
+
+static kvl_status set_keep(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    free_keep(entry);
+    return kvl_slice_is(&value->name, "none") ? no_args(key, value) : add_score(value, entry);
+}
+
+static kvl_status print_keep(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text inner = {0}, outer = {0};
+    KVL_TRY(kvl_text_printf(&inner, "none"));
+    for (uint32_t i = 0; i < entry->n_keep; i++) {
+        outer.size = 0;
+        KVL_TRY(kvl_instance_print_around(&entry->keep[i], true, inner.data, &outer));
+        inner.size = 0;
+        KVL_TRY(kvl_text_append(&inner, outer.data, outer.size));
+    }
+    KVL_TRY(kvl_text_append(out, inner.data, inner.size));
+done:
+    kvl_text_free(&inner);
+    kvl_text_free(&outer);
+    return status;
+}
+
+static kvl_status set_budget(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_instance_free(&entry->budget);
+    if (kvl_slice_is(&value->name, "none")) return no_args(key, value);
+    const struct kvl_plugin_head *plugin = find_plugin(KVL_KIND_BUDGET, &value->name);
+    if (plugin == NULL) return fail_no_plugin(KVL_KIND_BUDGET, &value->name);
+    return kvl_instance_new_at(plugin, &value->args, &entry->budget);
+}
+
+/* Only what differs from the defaults: three of the four amounts are not given. */
+static kvl_status print_budget(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    return entry->budget.plugin == NULL ? kvl_text_printf(out, "none") : kvl_instance_print(&entry->budget, false, out);
+}
+
 enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
 #define FIELD(name) offsetof(struct kvl_layer_spec, name)
 _Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
-                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int),
+                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int) && sizeof(enum kvl_when) == sizeof(int),
                "choices are stored as int");
 
 /* Applied in this order: the keys of one side come after those of both and so beat them. */
@@ -251,9 +336,9 @@ static const struct key keys[] = {
     {"ktail", set_tail, print_tail, SIDE_K},
     {"vtail", set_tail, print_tail, SIDE_V},
     {"window", set_count, print_count, 0, FIELD(window)},
-    {"keep"},
-    {"budget"},
-    {"when"},
+    {"keep", set_keep, print_keep},
+    {"budget", set_budget, print_budget},
+    {"when", set_choice, print_choice, 0, FIELD(when), "prefill"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
 };
 enum { N_KEYS = sizeof keys / sizeof *keys, KEY_KV = 0 };
@@ -323,6 +408,15 @@ static kvl_status scan_args(struct kvl_slice *rest, struct value *out)
     out->args.at++;
     out->args.n -= 2;
     return KVL_OK;
+}
+
+/* name(args), and nothing behind it. */
+static kvl_status scan_value(struct kvl_slice *rest, struct value *out)
+{
+    *out = (struct value){.key = kvl_slice_take(rest, 0), .name = kvl_slice_take(rest, word_length(rest))};
+    if (out->name.n == 0) return fail_unexpected(*rest);
+    const kvl_status status = scan_args(rest, out);
+    return status == KVL_OK && rest->n > 0 ? fail_unexpected(*rest) : status;
 }
 
 static kvl_status scan_item(struct kvl_slice *rest, struct value *out)
@@ -431,7 +525,7 @@ static kvl_status fail_unknown_word(const struct parser *p, const struct kvl_sli
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
     for (unsigned i = 0; i < p->presets.n; i++) KVL_TRY(kvl_text_printf(&words, "|%s", p->presets.preset[i].name));
     status = kvl_fail_unknown(word, "codec or preset", words.data);
 done:
@@ -495,6 +589,8 @@ struct kvl_spec {
 static void free_entry(struct kvl_layer_spec *entry)
 {
     for (int side = 0; side < KVL_SIDES; side++) kvl_instance_free(&entry->codec[side]);
+    free_keep(entry);
+    kvl_instance_free(&entry->budget);
 }
 
 static kvl_status apply(const struct scope *scope, struct kvl_layer_spec *entry)
@@ -515,6 +611,32 @@ static kvl_status check_rope_stage(const struct kvl_layer_spec *entry)
                     pre ? "before" : "after", pre ? "post" : "pre");
 }
 
+/* A score and a budget belong together, and a window already says what goes. */
+static kvl_status check_eviction(const struct kvl_layer_spec *entry)
+{
+    const struct kvl_plugin_head *score = entry->keep[0].plugin, *budget = entry->budget.plugin;
+    uint32_t target;
+    double fraction;
+    if (entry->n_keep == 0 && budget == NULL)
+        return entry->pos == KVL_POS_KEEP ? KVL_OK : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    if (entry->n_keep == 0) return kvl_fail(KVL_E_USAGE, "--kv: budget=%s without a score: add keep=, or leave it out", budget->name);
+    if (budget == NULL) return kvl_fail(KVL_E_USAGE, "--kv: keep=%s without a budget: add budget=uniform(kept=0.5) or another", score->name);
+    if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and keep= both say which tokens stay: use one of them");
+    if (entry->rope != KVL_STORE_POST_ROPE) return kvl_fail(KVL_E_UNSUPPORTED, "--kv: keep= needs keys after RoPE: use rope=post");
+    return kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
+}
+
+/* A rotation mixes channels, and some codecs treat each by what it holds. */
+static kvl_status check_rotation(const struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
+        if (entry->rot != KVL_ROT_NONE && codec->flags & KVL_CODEC_NO_ROTATION)
+            return kvl_fail(KVL_E_USAGE, "--kv: codec %s tells channels apart, which a rotation mixes: use rot=none", codec->head.name);
+    }
+    return KVL_OK;
+}
+
 /* The defaults, then the scopes' items. */
 static kvl_status make_entry(const struct scope *base, const struct scope *override, struct kvl_layer_spec *entry)
 {
@@ -525,6 +647,8 @@ static kvl_status make_entry(const struct scope *base, const struct scope *overr
     KVL_TRY(apply(base, entry));
     if (override != NULL) KVL_TRY(apply(override, entry));
     KVL_TRY(check_rope_stage(entry));
+    KVL_TRY(check_eviction(entry));
+    KVL_TRY(check_rotation(entry));
 done:
     return status;
 }
@@ -616,9 +740,12 @@ static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint3
 kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, uint32_t head_dim)
 {
     kvl_status status = kvl_spec_check_layers(spec, n_layers);
-    for (uint32_t layer = 0; layer < n_layers; layer++)
-        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++)
-            status = check_side(kvl_spec_layer(spec, layer), side, head_dim);
+    for (uint32_t layer = 0; layer < n_layers && status == KVL_OK; layer++) {
+        const struct kvl_layer_spec *entry = kvl_spec_layer(spec, layer);
+        uint32_t size;
+        status = kvl_rotation_size(entry->rot, head_dim, &size);
+        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++) status = check_side(entry, side, head_dim);
+    }
     return status;
 }
 
@@ -662,4 +789,11 @@ bool kvl_spec_windowed(const struct kvl_spec *spec)
     bool windowed = spec->base.window != 0;
     for (size_t i = 0; i < spec->n_overrides; i++) windowed = windowed || spec->override[i].entry.window != 0;
     return windowed;
+}
+
+bool kvl_spec_evicts(const struct kvl_spec *spec)
+{
+    bool evicts = spec->base.n_keep != 0;
+    for (size_t i = 0; i < spec->n_overrides; i++) evicts = evicts || spec->override[i].entry.n_keep != 0;
+    return evicts;
 }

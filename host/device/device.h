@@ -27,6 +27,7 @@ struct kvl_caps {
     bool subgroups;          /* cl_khr_subgroups, cl_intel_subgroups or OpenCL 3 sub-groups with a non-zero maximum */
     bool int_dot;            /* cl_khr_integer_dot_product, packed 4x8 */
     bool unified_memory;
+    bool masked;             /* $KVLAB_MASK hides something */
 };
 
 /* All devices of all platforms, in platform order, into *list (free with kvl_free). *n may be 0. */

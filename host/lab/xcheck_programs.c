@@ -17,7 +17,14 @@ static const struct kvl_cache_dims shapes[] = {
     {.n_layer = 1, .n_head = 32, .n_kv_head = 8, .head_dim = 128},
 };
 
-static const char mixed_pair[] = "k=int8 v=int4";
+/* Compositions that no codec shows alone. */
+static const struct {
+    const char *spec, *name;
+} mixes[] = {
+    {"k=int8 v=int4", "int8+int4"},
+    {"int4 rot=hadamard", "int4+hadamard"},
+    {"int4 rope=pre korder=hf", "int4+pre-rope"},
+};
 
 /* Programs that are always the same. Files and options as their callers pass them on a GPU. */
 enum { MOST_FILES = 3 };
@@ -99,7 +106,7 @@ static kvl_status add_cache_programs(struct list *list, const char *spec_text, c
     KVL_TRY(kvl_cache_plan_make(dims, &config, &limits, &plan));
     KVL_TRY(add_cache_program(list, &plan, codecs, "store.cl", 1));
     KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", 1));
-    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(dims)));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(&plan)));
 done:
     kvl_cache_plan_free(&plan);
     kvl_spec_free(&spec);
@@ -116,15 +123,16 @@ static kvl_status add_codec(struct list *list, const struct kvl_codec *codec, co
 
 static kvl_status add_linear(struct list *list, const struct kvl_quant_type *type)
 {
-    kvl_status status = KVL_OK;
+    kvl_status status;
     struct kvl_linear_program program;
-    for (size_t i = 0; kvl_linear_program(type, i, &program); i++) {
+    for (size_t i = 0; (status = kvl_linear_program(NULL, type, i, &program)) == KVL_OK; i++) {
         char name[96];
-        snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.options);
-        KVL_TRY(add(list, name, program.options, program.parts, KVL_LINEAR_PARTS));
+        snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.variant);
+        status = add(list, name, program.options.data, program.parts, KVL_LINEAR_PARTS);
+        kvl_text_free(&program.options);
+        if (status != KVL_OK) break;
     }
-done:
-    return status;
+    return status == KVL_SKIP ? KVL_OK : status;
 }
 
 static kvl_status add_other(struct list *list, const struct other *other)
@@ -149,7 +157,8 @@ kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)
             if (plugin->kind == KVL_KIND_CODEC && codec->roles & (KVL_ROLE_K | KVL_ROLE_V))
                 KVL_TRY(add_codec(&list, codec, shapes + s));
         }
-        KVL_TRY(add_cache_programs(&list, mixed_pair, "int8+int4", shapes + s));
+        for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++)
+            KVL_TRY(add_cache_programs(&list, mixes[i].spec, mixes[i].name, shapes + s));
     }
     for (size_t i = 0; i < kvl_n_quant_types; i++) KVL_TRY(add_linear(&list, kvl_quant_types + i));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) KVL_TRY(add_other(&list, others + i));

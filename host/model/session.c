@@ -32,7 +32,6 @@ struct layer_weights {
 struct kvl_weights {
     const struct kvl_model *model;
     struct kvl_device *device;
-    struct kvl_linear_kernels *kernels;
     struct layer_weights *layer; /* [L] */
     struct kvl_buffer *output_norm;
     struct kvl_linear embedding, output; /* output unset if tied */
@@ -126,7 +125,6 @@ kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *de
     KVL_TRY(kvl_alloc(&w, 1, sizeof *w));
     w->model = model;
     w->device = device;
-    KVL_TRY(kvl_linear_kernels_new(device, &w->kernels));
     KVL_TRY(kvl_alloc(&w->layer, model->dims.n_layer, sizeof *w->layer));
     KVL_TRY(load_matrix(w, "token_embd", &w->embedding));
     KVL_TRY(load_norm(w, -1, "output_norm", &w->output_norm));
@@ -153,7 +151,6 @@ void kvl_weights_free(struct kvl_weights **weights)
     kvl_buffer_free(&w->output_norm);
     kvl_linear_free(&w->embedding);
     kvl_linear_free(&w->output);
-    kvl_linear_kernels_free(&w->kernels);
     kvl_free(weights);
 }
 
@@ -187,12 +184,13 @@ done:
 /* ---- scratch of the forward pass ---- */
 
 enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
-_Static_assert((int)N_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
+_Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
 static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
 
 struct kvl_session {
     struct kvl_weights *weights;
     struct kvl_session_config config;
+    struct kvl_linear_kernels *kernels;
     struct kvl_cache *cache;
     struct kvl_buffer *scratch[N_SCRATCH];
     struct kvl_counters counters;
@@ -201,7 +199,15 @@ struct kvl_session {
 
 static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
 
-void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, uint64_t bytes[KVL_SESSION_SCRATCH])
+/* The widest matrix that tokens go through. */
+static uint64_t most_columns(const struct kvl_dims *dims)
+{
+    const uint64_t heads = (uint64_t)dims->n_head * dims->head_dim, least = heads > dims->n_embd ? heads : dims->n_embd;
+    return dims->n_ff > least ? dims->n_ff : least;
+}
+
+void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
+                         uint64_t bytes[KVL_SESSION_SCRATCH])
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
@@ -213,6 +219,7 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)config->n_ctx * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
 /* cos and sin of position * frequency, in double: [n_ctx][rope_dim / 2][2]. */
@@ -250,8 +257,8 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     struct kvl_cache_plan plan = {0};
     const struct kvl_dims *dims = &weights->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
-    uint64_t bytes[N_SCRATCH];
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
+    uint64_t bytes[KVL_SESSION_SCRATCH];
     if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
         return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
                         weights->model->name, dims->n_ctx_train);
@@ -263,9 +270,11 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     s->weights = weights;
     s->config = *config;
     KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
-    kvl_session_scratch(dims, config, bytes);
+    kvl_session_scratch(dims, config, limits.tuning, bytes);
     for (int i = 0; i < N_SCRATCH; i++)
         KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
+    KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
+    KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
     KVL_TRY(write_rotary(s));
     KVL_TRY(kvl_session_reset(s));
     *out = s;
@@ -281,6 +290,7 @@ void kvl_session_free(struct kvl_session **session)
     struct kvl_session *s = *session;
     if (s == NULL) return;
     for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
+    kvl_linear_kernels_free(&s->kernels);
     kvl_cache_free(&s->cache);
     kvl_free(session);
 }
@@ -319,7 +329,7 @@ static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights 
     const struct kvl_norm norm = norm_of(s, layer->attn_norm);
     struct kvl_rows y = {s->scratch[STAGE], 0, stride};
     for (size_t i = QKV; i < layer->n_matrices; i++) {
-        KVL_TRY(kvl_linear_run_normed(s->weights->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
+        KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
         y.offset += layer->matrix[i].rows;
     }
 done:
@@ -339,9 +349,9 @@ static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n)
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
     KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
     KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
-    KVL_TRY(kvl_linear_run_normed(w->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
+    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
 done:
     return status;
 }
@@ -354,7 +364,7 @@ static kvl_status project_logits(struct kvl_session *s, uint32_t n, uint32_t cou
     const struct kvl_dims *dims = &w->model->dims;
     const struct kvl_norm norm = norm_of(s, w->output_norm);
     const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
-    KVL_TRY(kvl_linear_run_normed(w->kernels, output, count, rows_of(s, HIDDEN, n - count, dims->n_embd), &norm,
+    KVL_TRY(kvl_linear_run_normed(s->kernels, output, count, rows_of(s, HIDDEN, n - count, dims->n_embd), &norm,
                                   rows_of(s, LOGITS, first_row, dims->n_vocab), s->config.exact));
 done:
     return status;
@@ -376,7 +386,7 @@ static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, ui
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
             return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
     KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
-    KVL_TRY(kvl_linear_embed(s->weights->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, rows_of(s, HIDDEN, 0, dims->n_embd)));
+    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, rows_of(s, HIDDEN, 0, dims->n_embd)));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n));
     if (n_logits != 0) KVL_TRY(project_logits(s, n, n_logits, first_row));
     kvl_cache_advance(s->cache, n);
@@ -460,6 +470,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
     for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += kvl_buffer_bytes(s->scratch[i]);
+    bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
         .bytes_per_token = plan->bytes_per_token,
         .payload = bytes[KVL_MEM_PAYLOAD],

@@ -36,7 +36,12 @@ static const struct {
     {{2, 8, 2, 128}, "q5_0", false},
     {{2, 8, 2, 128}, "q4_1", true},
     {{2, 8, 2, 128}, "k=q4_0 v=iq4_nl", false},
+    {{2, 8, 2, 128}, "kivi(residual=0)", false},
+    {{2, 8, 2, 128}, "k=turboquant(sketch=sign) v=turboquant", false},
     {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
+    {{30, 9, 3, 64}, "q4_0 korder=hf rope=pre", false},
+    {{30, 9, 3, 64}, "int4 rot=hadamard @0-1 rot=random @2-3 rot=random(seed=1)", true},
+    {{2, 8, 2, 96}, "int4 rot=hadamard rope=pre", false},
 };
 static const char *const rests[] = {"", "sink=4", "ktail=32 vtail=7", "sink=4 tail=20", "window=96", "sink=4 window=96 tail=8"};
 static const struct {
@@ -48,8 +53,17 @@ static const struct {
     {190, 1, KVL_P4_STREAMING},
     {3, 512, KVL_P1_FAKE_QUANT},
 };
+/* Settings of papers, as they have them. */
+static const struct {
+    struct kvl_cache_dims dims;
+    const char *kv;
+    uint32_t n_ctx;
+} settings[] = {
+    {{1, 1, 1, 128}, "kivi", 4096},
+    {{1, 1, 1, 128}, "kivi(bits=4)", 4096},
+};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
-enum { N_ROWS = COUNT(codecs) * COUNT(rests) };
+enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };
 
 struct composition {
     struct kvl_cache_dims dims;
@@ -60,11 +74,18 @@ struct composition {
 
 static void composition_open(size_t i, struct composition *c)
 {
-    const size_t codec = i / COUNT(rests), rest = i % COUNT(rests), use = (codec + rest) % COUNT(uses);
-    c->dims = codecs[codec].dims;
-    snprintf(c->text, sizeof c->text, "%s%s%s", rests[rest], *rests[rest] ? " " : "", codecs[codec].codec);
+    if (i < N_MIXES) {
+        const size_t codec = i / COUNT(rests), rest = i % COUNT(rests), use = (codec + rest) % COUNT(uses);
+        c->dims = codecs[codec].dims;
+        snprintf(c->text, sizeof c->text, "%s%s%s", rests[rest], *rests[rest] ? " " : "", codecs[codec].codec);
+        c->config = (struct kvl_cache_config){NULL, uses[use].n_ctx, uses[use].ubatch, uses[use].protocol, codecs[codec].exact};
+    } else {
+        c->dims = settings[i - N_MIXES].dims;
+        snprintf(c->text, sizeof c->text, "%s", settings[i - N_MIXES].kv);
+        c->config = (struct kvl_cache_config){NULL, settings[i - N_MIXES].n_ctx, 1, KVL_P4_STREAMING, false};
+    }
     assert_ok(kvl_spec_parse(c->text, &c->spec));
-    c->config = (struct kvl_cache_config){c->spec, uses[use].n_ctx, uses[use].ubatch, uses[use].protocol, codecs[codec].exact};
+    c->config.spec = c->spec;
 }
 
 static void make_plan(const struct composition *c, const struct kvl_cache_limits *limits, struct kvl_cache_plan *plan)
@@ -87,17 +108,17 @@ static void expected_csv(struct kvl_text *out)
 {
     assert_ok(kvl_text_printf(out,
                               "n_layer,n_head,n_kv_head,head_dim,kv,n_ctx,ubatch,protocol,exact,page_bytes,exact_bytes,table_bytes,"
-                              "scratch_bytes,bytes_per_token,resident_bytes\n"));
+                              "tables_bytes,scratch_bytes,bytes_per_token,resident_bytes\n"));
     for (size_t i = 0; i < N_ROWS; i++) {
         struct composition c;
         struct kvl_cache_plan p;
         composition_open(i, &c);
         make_plan(&c, &csv_limits, &p);
         assert_ok(kvl_text_printf(
-            out, "%u,%u,%u,%u,\"%s\",%u,%u,%s,%d,%llu,%llu,%llu,%llu,%llu,%llu\n", c.dims.n_layer, c.dims.n_head, c.dims.n_kv_head,
+            out, "%u,%u,%u,%u,\"%s\",%u,%u,%s,%d,%llu,%llu,%llu,%llu,%llu,%llu,%llu\n", c.dims.n_layer, c.dims.n_head, c.dims.n_kv_head,
             c.dims.head_dim, c.text, c.config.n_ctx, c.config.ubatch, kvl_protocol_name[c.config.protocol], c.config.exact,
             (unsigned long long)page_bytes(&p), (unsigned long long)p.exact_bytes, (unsigned long long)p.table_bytes,
-            (unsigned long long)p.scratch_bytes, (unsigned long long)p.bytes_per_token, (unsigned long long)p.resident_bytes));
+            (unsigned long long)(p.n_table_floats * sizeof(float)), (unsigned long long)p.scratch_bytes, (unsigned long long)p.bytes_per_token, (unsigned long long)p.resident_bytes));
         kvl_cache_plan_free(&p);
         kvl_spec_free(&c.spec);
     }
@@ -141,7 +162,7 @@ static bool add_entry(void *context, const char *owner, int layer, const uint64_
 static struct kvl_cache_limits device_limits(void)
 {
     const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
+    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
 }
 
 /* Nothing else is allocated on the device, so its ledger is the cache's. */

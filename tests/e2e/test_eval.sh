@@ -133,7 +133,7 @@ fi
 
 # --- an independent float32 run of SmolLM2 ---
 # Codes at a rounding edge fall to either side with the order of a sum, so two right runs differ: by about 0.09 sqrt(KLD) nat in the nll of a
-# window (standard deviation, 8 to 4 bits; experiments/e01_int4_spread). The limit of ppl is three of these over 20 windows, and 0.05 % for the rest.
+# window (standard deviation, 8 to 4 bits; experiments/e04_int4_spread). The limit of ppl is three of these over 20 windows, and 0.05 % for the rest.
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]]; then
     while read -r kv ppl kld se_chunk; do
