@@ -137,7 +137,7 @@ static kvl_status measure(struct search *s, const struct kvl_setting *setting, b
     kvl_status status = KVL_OK;
     void *made = NULL;
     kvl_device_tune(s->device, s->kernel, setting, "kvlab tune");
-    KVL_TRY(kvl_setting_check(s->kernel, setting, kvl_device_caps(s->device)->local_bytes));
+    KVL_TRY(kvl_setting_check(s->kernel, setting, kvl_device_caps(s->device)));
     KVL_TRY(s->problem->make(s->self, &made));
     KVL_TRY(s->problem->check(s->self, made, first, !first && !kvl_setting_reorders(s->kernel, setting)));
     KVL_TRY(time_all(s, made, pairs, step));
@@ -205,7 +205,7 @@ static kvl_status try_neighbours(struct search *s)
             struct kvl_setting setting = around;
             if (around.choice[i] == choice) continue;
             setting.choice[i] = (uint8_t)choice;
-            if (kvl_setting_check(s->kernel, &setting, kvl_device_caps(s->device)->local_bytes) == KVL_OK)
+            if (kvl_setting_check(s->kernel, &setting, kvl_device_caps(s->device)) == KVL_OK)
                 KVL_TRY(try_setting(s, &setting));
             else kvl_error_clear();
         }
