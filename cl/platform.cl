@@ -18,6 +18,28 @@ float kvl_load_half(const KVL_GLOBAL uchar *p, ulong i) { return vload_half(i, (
 void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, i, (KVL_GLOBAL half *)p); }
 
 #if KVL_VECTORS
+/* Codes j of vectors of words, `bits` wide: bytes[k] holds byte k of every word, and a code lies in one byte or two. j is known to the compiler
+ * where the loop around it is unrolled. */
+#define KVL_CODE_SPLIT(j, bits) ((j) * (bits) % 8 + (bits) > 8)
+#define KVL_CODES(bytes, j, bits)                                                                                                \
+    (((bytes)[(j) * (bits) / 8] >> (uchar)((j) * (bits) % 8) |                                                                    \
+      (KVL_CODE_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_CODE_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)) & \
+     (uchar)((1 << (bits)) - 1))
+
+/* table[code] of codes below 16. */
+#ifdef __clang__ /* one instruction where shuffle() may be a loop */
+#define KVL_PICK(i) table[codes.s##i]
+#define KVL_PICK8 KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7)
+char8 kvl_pick8(char16 table, uchar8 codes) { return (char8)(KVL_PICK8); }
+char16 kvl_pick16(char16 table, uchar16 codes)
+{
+    return (char16)(KVL_PICK8, KVL_PICK(8), KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f));
+}
+#else
+char8 kvl_pick8(char16 table, uchar8 codes) { return shuffle(table, codes); }
+char16 kvl_pick16(char16 table, uchar16 codes) { return shuffle(table, codes); }
+#endif
+
 float kvl_sum16(float16 v)
 {
     const float8 a = v.lo + v.hi;
