@@ -50,8 +50,7 @@ static const struct kvl_column kernel_columns[] = {
 
 /* ---- before the first step ---- */
 
-/* The arguments of this process, as a shell would take them again. */
-static kvl_status command_line(struct kvl_text *out)
+kvl_status kvl_command_line(struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     char *arguments = NULL;
@@ -232,7 +231,7 @@ static kvl_status create_file(struct kvl_record *r)
     char hash[65];
     KVL_TRY(config_hash(r, hash));
     KVL_TRY(r->config.output ? kvl_text_printf(&path, "%s", r->config.output) : default_path(r->config.command, hash, &path));
-    KVL_TRY(command_line(&command));
+    KVL_TRY(kvl_command_line(&command));
     KVL_TRY(kvl_runfile_create(path.data, command.data, &r->file));
     KVL_TRY(put_config(r, hash));
     KVL_TRY(put_device(r));

@@ -306,7 +306,7 @@ static kvl_status attend_check(void *self, void *made, bool first, bool same_bit
         const size_t n = b->n_tokens * kvl_probe_q_row(b);
         if (first) {
             KVL_TRY(kvl_alloc(want, n, sizeof **want));
-            KVL_TRY(kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, *want));
+            KVL_TRY(kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, (struct kvl_rope){0}, *want));
         }
         kvl_cache_reset(b->cache);
         KVL_TRY(kvl_probe_feed(b));
