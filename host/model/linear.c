@@ -230,6 +230,7 @@ kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_
     if (i >= VARIANTS) return KVL_SKIP;
     *out = (struct kvl_linear_program){.kernel = variants[i].kernel,
                                        .variant = variants[i].options,
+                                       .vectors_only = i <= INT8_4,
                                        .parts = {cl_file("platform.cl"),
                                                  cl_file("weight/panel.cl"),
                                                  {type->device_source, kvl_embedded_text(type->device_source)},
