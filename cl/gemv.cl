@@ -73,7 +73,7 @@ float2 kvl_quantize32(float16 a, float16 b, local short *code)
 }
 
 /* Sum of code[k] * x[k] over one scale group, in runs that fit in 16 bits. */
-float16 kvl_dot(const short16 *code, const local short *x)
+KVL_W_INLINE float16 kvl_dot(const short16 *code, const local short *x)
 {
     int16 sum = 0;
 #pragma unroll
@@ -87,7 +87,7 @@ float16 kvl_dot(const short16 *code, const local short *x)
 }
 
 /* acc[t] += block b of a panel times block b of token t. */
-void kvl_dot32(const global ushort *panel, uint b, uint n_blocks, const local short *x, const local float2 *s, float16 *acc)
+KVL_W_INLINE void kvl_dot32(const global ushort *panel, uint b, uint n_blocks, const local short *x, const local float2 *s, float16 *acc)
 {
     const global ushort *p = KVL_W_COLUMN(panel, b * 32 / KVL_W_COLS);
     const uint i = b % (KVL_W_COLS / 32);

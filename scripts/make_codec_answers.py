@@ -50,6 +50,16 @@ def decode_int(bits, group, sym, x):
     return np.array(rows, np.float32).reshape(x.shape)
 
 
+def decode_kivi(bits, group, axis, role, x):
+    """KIVI: groups of `group` tokens of a channel (axis channel; the last may be short), or of `group` channels of a token."""
+    x = clamp(x)
+    if (axis or {"K": "channel", "V": "token"}[role]) == "token":
+        return decode_int(bits, group, False, x)
+    cells = [int_group(column, bits, False) for start in range(0, len(x), group) for column in x[start : start + group].T]
+    parts = [np.array(cells[i : i + x.shape[1]], np.float32).T for i in range(0, len(cells), x.shape[1])]
+    return np.concatenate(parts)
+
+
 # ---- ggml's blocks ----
 
 BLOCK = 32
@@ -169,6 +179,16 @@ def inputs(n, dim, seed):
     return x
 
 
+def columns(n, dim, seed):
+    """Ordinary columns, one with large numbers, then a constant, a zero, a tie-making, a tiny and a huge one."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, dim)).astype(np.float32)
+    x[:, 5] *= 12
+    for c, column in enumerate([np.full(n, 0.3), np.zeros(n), np.arange(n) / 2 - 3, rng.normal(size=n) * 3e-8, rng.normal(size=n) * 5e4]):
+        x[:, 7 + c] = column
+    return x
+
+
 def number(v):
     return float(v).hex().replace("0x1.0000000000000p", "0x1p").replace("0x0.0p+0", "0") + "f" if v != 0 else "0"
 
@@ -186,7 +206,7 @@ def array(name, values):
 
 
 def header(folder, codecs):
-    """codecs: name -> list of (options, x name, x, decoded)"""
+    """codecs: name -> list of (options, x name, x, decoded or {role: decoded})"""
     guard = f"KVL_{folder.upper()}_ANSWERS_H"
     text = f"/* Known answers, written by scripts/make_codec_answers.py; do not edit. */\n#ifndef {guard}\n#define {guard}\n#include \"kvl_plugin.h\"\n\n"
     written = set()
@@ -196,9 +216,11 @@ def header(folder, codecs):
             if x_name not in written:
                 text += array(x_name, x)
                 written.add(x_name)
-            name = f"{codec}_decoded_{i}"
-            text += array(name, decoded)
+            by_role = decoded if isinstance(decoded, dict) else {"": decoded}
+            for suffix, values in by_role.items():
+                text += array(f"{codec}_decoded_{i}{suffix.lower()}", values)
             for role in "KV":
+                name = f"{codec}_decoded_{i}{role.lower() if role in by_role else ''}"
                 rows.append(f'    {{"{options}", KVL_ROLE_{role}, {x.shape[1]}, {x.shape[0]}, 0, {x_name}, {name}, 0.0f}},\n')
         text += f"static const struct kvl_known_answer {codec}_answers[] = {{\n{''.join(rows)}}};\n\n"
     return text + "#endif\n"
@@ -213,6 +235,12 @@ def main(root):
         f"int{bits}": [(options, name, x, decode_int(bits, *settings[options], x)) for options, name, x in cases[::step]]
         for bits, step in ((8, 1), (4, 1), (3, 3), (2, 3))
     }
+    grouped = columns(32, 16, 4)
+    kivi = [("group=16,residual=32", 2, 16, None), ("bits=4,group=32,residual=0,channel", 4, 32, "channel"),
+            ("bits=3,group=16,residual=16,token", 3, 16, "token")]  # fmt: skip
+    integers["kivi"] = [
+        (options, "grouped", grouped, {role: decode_kivi(*setting, role, grouped) for role in "KV"}) for options, *setting in kivi
+    ]
     floats = {"f32": [("", "narrow", narrow, narrow)], "f16": [("", "narrow", narrow, to_half(clamp(narrow)))]}
     ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}
     formats = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}

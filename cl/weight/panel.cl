@@ -33,13 +33,13 @@
 #define KVL_W_COLUMN(panel, block) ((panel) + (ulong)(block) * (KVL_W_BYTES * 8))
 
 /* Word j of 16 rows. */
-ushort16 w_word(const global ushort *p, uint j) { return vload16(j, p); }
+KVL_W_INLINE ushort16 w_word(const global ushort *p, uint j) { return vload16(j, p); }
 
 /* Byte i of 16 rows. */
-ushort16 w_byte(const global ushort *p, uint i) { return w_word(p, i / 2) >> (ushort)(i % 2 * 8) & (ushort)255; }
+KVL_W_INLINE ushort16 w_byte(const global ushort *p, uint i) { return w_word(p, i / 2) >> (ushort)(i % 2 * 8) & (ushort)255; }
 
 /* Word j of 16 rows as binary16. The integer form: exponent and mantissa in binary32's place, rebased by a power of two. */
-float16 w_half(const global ushort *p, uint j)
+KVL_W_INLINE float16 w_half(const global ushort *p, uint j)
 {
 #if KVL_W_HALF_NATIVE
     return vload_half16(j, (const global half *)p);
@@ -54,7 +54,7 @@ float16 w_half(const global ushort *p, uint j)
 /* ---- codes: what is stored for 32 columns, as short16 each ---- */
 
 /* 16 bytes: code i is the low nibble of byte i, code 16 + i its high nibble. */
-void w_nibbles(const global ushort *p, short16 *code)
+KVL_W_INLINE void w_nibbles(const global ushort *p, short16 *code)
 {
 #pragma unroll
     for (uint j = 0; j < 8; j++) {
@@ -67,7 +67,7 @@ void w_nibbles(const global ushort *p, short16 *code)
 }
 
 /* 32 bits: bit i is the fifth bit of code i. */
-void w_fifth_bits(const global ushort *p, short16 *code)
+KVL_W_INLINE void w_fifth_bits(const global ushort *p, short16 *code)
 {
     const ushort16 low = w_word(p, 0), high = w_word(p, 1);
 #pragma unroll
@@ -78,7 +78,7 @@ void w_fifth_bits(const global ushort *p, short16 *code)
 }
 
 /* 32 bytes: `mask` of byte i shifted right is code i. */
-void w_bit_fields(const global ushort *p, uint shift, ushort mask, short16 *code)
+KVL_W_INLINE void w_bit_fields(const global ushort *p, uint shift, ushort mask, short16 *code)
 {
 #pragma unroll
     for (uint j = 0; j < 16; j++) {
@@ -92,7 +92,7 @@ void w_bit_fields(const global ushort *p, uint shift, ushort mask, short16 *code
  * Bytes 0..3 hold scales 0..3, bytes 4..7 minima 0..3, their two high bits those of groups 4..7; bytes 8..11 hold the low nibbles
  * of the others: scale low, minimum high. */
 
-float16 w_k_scale(const global ushort *p, uint group)
+KVL_W_INLINE float16 w_k_scale(const global ushort *p, uint group)
 {
     const global ushort *packed = p + 2 * 16;
     const ushort16 s = group < 4 ? w_byte(packed, group) & (ushort)63
@@ -100,7 +100,7 @@ float16 w_k_scale(const global ushort *p, uint group)
     return w_half(p, 0) * convert_float16(convert_int16(s));
 }
 
-float16 w_k_min(const global ushort *p, uint group)
+KVL_W_INLINE float16 w_k_min(const global ushort *p, uint group)
 {
     const global ushort *packed = p + 2 * 16;
     const ushort16 m = group < 4 ? w_byte(packed, group + 4) & (ushort)63

@@ -7,7 +7,7 @@
 #define KVL_W_RUN 8
 #define KVL_W_HAS_MIN 0
 
-void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
 {
     const uint part = i / 4, quarter = i % 4;
     short16 high[32];
@@ -17,7 +17,7 @@ void w_codes(const global ushort *p, uint i, short16 *code)
     for (uint k = 0; k < 32; k++) code[k] = (code[k] | high[k] << (short)4) - (short)32;
 }
 
-float16 w_scale(const global ushort *p, uint g)
+KVL_W_INLINE float16 w_scale(const global ushort *p, uint g)
 {
     const short16 s = as_short16(w_byte(p + 96 * 16, g)) << (short)8 >> (short)8;
     return w_half(p, 104) * convert_float16(convert_int16(s));

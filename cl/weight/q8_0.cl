@@ -5,7 +5,7 @@
 #define KVL_W_RUN 2
 #define KVL_W_HAS_MIN 0
 
-void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
 {
 #pragma unroll
     for (uint j = 0; j < 16; j++) {
@@ -15,4 +15,4 @@ void w_codes(const global ushort *p, uint i, short16 *code)
     }
 }
 
-float16 w_scale(const global ushort *p, uint g) { return w_half(p, 0); }
+KVL_W_INLINE float16 w_scale(const global ushort *p, uint g) { return w_half(p, 0); }

@@ -10,7 +10,6 @@ void kvl_mem_fail_after(long n) { fail_countdown = n; }
 
 bool kvl_mul_size(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 
-bool kvl_add_size(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
 
 kvl_status kvl_alloc(void *out, size_t count, size_t size)
 {

@@ -21,8 +21,7 @@ kvl_status kvl_strndup(char **out, const char *text, size_t n);
 /* Test hook: the n-th allocation from now fails (1 = the next); 0 switches it off. */
 void kvl_mem_fail_after(long n);
 
-/* a * b and a + b into *out; false on overflow. */
+/* a * b into *out; false on overflow. */
 bool kvl_mul_size(size_t a, size_t b, size_t *out);
-bool kvl_add_size(size_t a, size_t b, size_t *out);
 
 #endif

@@ -85,7 +85,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->device = device;
     cache->plan = *plan;
     *plan = (struct kvl_cache_plan){0};
-    cache->prefill_tile = kvl_prefill_tile(&cache->plan.dims);
+    cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
@@ -344,7 +344,7 @@ static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_pl
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
-    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan.limits);
+    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = longest(cache, layer) + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
@@ -362,7 +362,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
     const struct kvl_cache_reads reads = layer_reads(cache, l, n);
     const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
-    const size_t group = kvl_compose_target_of(kvl_device_caps(cache->device)).group;
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
@@ -402,6 +402,18 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
 }
 
+/* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
+static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    if (cache->plan.config.protocol != KVL_P1_FAKE_QUANT || cache->position <= layer->sink) return KVL_OK;
+    for (int s = 0; s < KVL_SIDES; s++)
+        if ((cache->position - layer->sink) % layer->side[s].shape.group != 0)
+            return kvl_fail(KVL_E_USAGE, "protocol p1: a step at position %u would split a group of %u tokens of codec %s; feed whole windows",
+                            cache->position, layer->side[s].shape.group, layer->side[s].codec->head.name);
+    return KVL_OK;
+}
+
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
@@ -412,6 +424,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
     if (cache->plan.evicts && cache->slab[layer] == NULL)
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
+    KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim));     /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
@@ -469,7 +482,7 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
     for (int s = 0; s < KVL_SIDES; s++)
         for (uint32_t h = 0; h < plan->dims.n_kv_head; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint32_t all = count[h] + room, body = all > layer->sink ? all - layer->sink : 0;
+            const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
             const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
             bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
             for (uint32_t i = 0; i < side->slots; i++) {
@@ -559,8 +572,10 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     uint64_t used = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
-            used += KVL_SIDES * layer->exact_row_bytes * min_u32(place_of(cache, l, h, cache->position), layer->sink + layer->ring);
+        for (int s = 0; s < KVL_SIDES; s++)
+            for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+                used += layer->exact_row_bytes *
+                        kvl_exact_rows_held(&cache->plan, layer, s, sealed_of(cache, l, s, h), place_of(cache, l, h, cache->position));
     }
     return used;
 }

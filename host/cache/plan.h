@@ -7,6 +7,7 @@
 #include "device.h"
 #include "spec.h"
 #include "status.h"
+#include "tuning.h"
 
 /* What a query may read: README of this room, "Read rule". */
 enum kvl_protocol { KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING, KVL_PROTOCOLS };
@@ -29,6 +30,7 @@ struct kvl_cache_config {
 struct kvl_cache_limits {
     uint64_t max_alloc_bytes;
     uint32_t compute_units;
+    const struct kvl_tuning *tuning; /* NULL = built-in; read while a plan is made */
 };
 
 struct kvl_side_plan {
@@ -53,12 +55,18 @@ struct kvl_layer_plan {
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
 
+/* How attention is cut up: values of cl/attend.tune. */
+struct kvl_attend_shape {
+    uint32_t block, rows, splits, group;
+};
+
 enum { KVL_MAX_SLABS = 16 };
 
 struct kvl_cache_plan {
     struct kvl_cache_dims dims;
     struct kvl_cache_config config;
     struct kvl_cache_limits limits;
+    struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts;                     /* a prompt passes through one layer at a time and is compressed there; pages come with the counts */
     uint64_t n_pages;
@@ -81,7 +89,9 @@ void kvl_cache_plan_free(struct kvl_cache_plan *plan);
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
 
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
-uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits);
+uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);
+/* Tokens of a prefill tile. */
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan);
 
 /* Tokens of a side that are sealed once `end` tokens are there and `sealed` were (sinks included in all three). */
 uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end);
@@ -90,6 +100,8 @@ uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
+/* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
+uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
 
 /* Bytes of a side's `tokens` body tokens of one stream, by class (payload, scale, index). */
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out);

@@ -56,8 +56,7 @@ static kvl_status open_model(struct plan *plan)
     if (status != KVL_OK) return status;
     plan->dims = &plan->model->dims;
     plan->name = plan->model->name;
-    plan->weights = kvl_weights_bytes(plan->model);
-    return KVL_OK;
+    return kvl_weights_bytes(plan->model, &plan->weights);
 }
 
 /* Without a device: buffers of at most 4 GiB, and as many compute units as this machine has processors. */
@@ -68,7 +67,7 @@ static kvl_status find_limits(struct plan *plan)
     const kvl_status status = kvl_device_open(plan->args->device, &plan->device);
     if (status != KVL_OK) return status;
     const struct kvl_caps *caps = kvl_device_caps(plan->device);
-    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
+    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(plan->device)};
     return KVL_OK;
 }
 

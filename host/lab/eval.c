@@ -192,11 +192,6 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
     for (int role = 0; role < KVL_EVAL_ROLES; role++)
         if (e->session[role]) KVL_TRY(kvl_session_reset(e->session[role]));
     for (uint32_t start = 0; start < n_ctx; start += piece) {
-        if (kvl_interrupted()) {
-            status = kvl_fail(KVL_E_INTERRUPTED, "interrupted: %llu of %llu windows are committed",
-                              (unsigned long long)(chunk - e->config.first_chunk), (unsigned long long)e->config.chunks);
-            goto done;
-        }
         KVL_TRY(run_piece(e, start, n_ctx - start > piece ? start + piece : n_ctx, ns));
     }
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
@@ -206,6 +201,9 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
     }
     e->n_forward += n_ctx;
 done:
+    if (status == KVL_E_INTERRUPTED)
+        kvl_fail(status, "interrupted: %llu of %llu windows are committed", (unsigned long long)(chunk - e->config.first_chunk),
+                 (unsigned long long)e->config.chunks);
     return status;
 }
 

@@ -13,9 +13,6 @@ struct kvl_footprint {               /* of one session */
 kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_session_config *config,
                             const struct kvl_cache_limits *limits, struct kvl_footprint *out);
 
-/* Bytes of all weights as kvl_weights_load packs them. The model was opened, so its tensors are those its architecture names. */
-uint64_t kvl_weights_bytes(const struct kvl_model *model);
-
 /* Dimensions of a model that need not be at hand. */
 struct kvl_public_model {
     const char *name;

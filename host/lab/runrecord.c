@@ -369,7 +369,7 @@ static kvl_status put_plan(struct kvl_record *r)
         .n_layer = d->n_layer, .n_head = d->n_head, .n_kv_head = d->n_kv_head, .head_dim = d->head_dim};
     const struct kvl_cache_config config = {
         .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
-    const struct kvl_cache_limits limits = {.max_alloc_bytes = caps->max_alloc_bytes, .compute_units = caps->compute_units};
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};
     struct kvl_cache_plan plan = {0};
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &limits, &plan));
     const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},

@@ -16,7 +16,4 @@ double kvl_moments_se(const struct kvl_moments *m);  /* sqrt(var / n) */
 /* q-quantile (0..1) of n values with linear interpolation between order statistics (type 7); sorts `values`. NaN if n == 0. */
 double kvl_quantile(float *values, size_t n, double q);
 
-/* log-softmax statistics of one row of logits. */
-double kvl_log_sum_exp(const float *logits, size_t n);
-
 #endif

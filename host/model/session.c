@@ -2,6 +2,7 @@
 #include "session.h"
 #include "cache.h"
 #include "linear.h"
+#include "log.h"
 #include "mem.h"
 #include "prompt.h"
 #include "rng.h"
@@ -11,23 +12,27 @@
 
 /* ---- weights ---- */
 
-/* Query, key and value matrices may have different types (Q4_K_M and the like): one product for each run of equal types. */
-struct qkv_group {
-    struct kvl_linear linear;
-    uint32_t first_row; /* of the stage row */
+/* A packed matrix: tensors of equal type, their rows one after the other, or gate and value. */
+struct packing {
+    const char *owner; /* for the ledger */
+    const struct kvl_gguf_tensor *tensor[3];
+    size_t n;
+    bool swiglu;
 };
+
+/* The matrices of a layer. Query, key and value matrices may have different types (Q4_K_M and the like): one matrix for each run of
+ * equal types, from QKV on. */
+enum matrix { ATTN_OUTPUT, GATE_UP, FFN_DOWN, QKV, MOST_MATRICES = QKV + 3 };
 
 struct layer_weights {
     struct kvl_buffer *attn_norm, *ffn_norm; /* [E] f32 */
-    struct qkv_group qkv[3];
-    size_t n_qkv;
-    struct kvl_linear attn_output, gate_up, ffn_down; /* gate_up: fused SwiGLU */
+    struct kvl_linear matrix[MOST_MATRICES];
+    size_t n_matrices;
 };
 
 struct kvl_weights {
     const struct kvl_model *model;
     struct kvl_device *device;
-    struct kvl_linear_kernels *kernels;
     struct layer_weights *layer; /* [L] */
     struct kvl_buffer *output_norm;
     struct kvl_linear embedding, output; /* output unset if tied */
@@ -42,11 +47,44 @@ static kvl_status find_tensor(const struct kvl_model *model, int layer, const ch
     return *out != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(model->gguf), full);
 }
 
-static kvl_status load_matrix(struct kvl_weights *w, int layer, const char *name, struct kvl_linear *out)
+static kvl_status pack_one(const struct kvl_model *model, int layer, const char *name, struct packing *out)
 {
+    *out = (struct packing){.owner = "matrix", .n = 1};
+    return find_tensor(model, layer, name, &out->tensor[0]);
+}
+
+static kvl_status pack_layer(const struct kvl_model *model, int layer, struct packing out[MOST_MATRICES], size_t *n)
+{
+    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
+    kvl_status status = KVL_OK;
     const struct kvl_gguf_tensor *tensor;
-    kvl_status status = find_tensor(w->model, layer, name, &tensor);
-    return status == KVL_OK ? kvl_linear_load(w->device, "matrix", layer, &tensor, 1, false, out) : status;
+    size_t last = QKV;
+    KVL_TRY(pack_one(model, layer, "attn_output", &out[ATTN_OUTPUT]));
+    KVL_TRY(pack_one(model, layer, "ffn_down", &out[FFN_DOWN]));
+    out[GATE_UP] = (struct packing){.owner = "gate_up", .n = 2, .swiglu = true};
+    KVL_TRY(find_tensor(model, layer, "ffn_gate", &out[GATE_UP].tensor[0]));
+    KVL_TRY(find_tensor(model, layer, "ffn_up", &out[GATE_UP].tensor[1]));
+    out[QKV] = (struct packing){.owner = "qkv"};
+    for (int i = 0; i < 3; i++) {
+        KVL_TRY(find_tensor(model, layer, names[i], &tensor));
+        if (i > 0 && tensor->type != out[last].tensor[0]->type) out[++last] = (struct packing){.owner = "qkv"};
+        out[last].tensor[out[last].n++] = tensor;
+    }
+    *n = last + 1;
+done:
+    return status;
+}
+
+static kvl_status load_packed(struct kvl_weights *w, int layer, const struct packing *p, struct kvl_linear *out)
+{
+    return kvl_linear_load(w->device, p->owner, layer, p->tensor, p->n, p->swiglu, out);
+}
+
+static kvl_status load_matrix(struct kvl_weights *w, const char *name, struct kvl_linear *out)
+{
+    struct packing packing;
+    const kvl_status status = pack_one(w->model, -1, name, &packing);
+    return status == KVL_OK ? load_packed(w, -1, &packing, out) : status;
 }
 
 static kvl_status load_norm(struct kvl_weights *w, int layer, const char *name, struct kvl_buffer **out)
@@ -65,36 +103,18 @@ done:
     return status;
 }
 
-static kvl_status load_qkv(struct kvl_weights *w, int layer, struct layer_weights *out)
-{
-    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
-    kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor[3];
-    uint32_t row = 0;
-    for (int i = 0; i < 3; i++) KVL_TRY(find_tensor(w->model, layer, names[i], &tensor[i]));
-    for (size_t i = 0, end; i < 3; i = end) {
-        struct qkv_group *group = &out->qkv[out->n_qkv++];
-        for (end = i + 1; end < 3 && tensor[end]->type == tensor[i]->type;) end++;
-        group->first_row = row;
-        KVL_TRY(kvl_linear_load(w->device, "qkv", layer, tensor + i, end - i, false, &group->linear));
-        row += (uint32_t)group->linear.rows;
-    }
-done:
-    return status;
-}
-
 static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weights *out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *gate_up[2];
+    struct packing packing[MOST_MATRICES];
+    size_t n;
     KVL_TRY(load_norm(w, layer, "attn_norm", &out->attn_norm));
     KVL_TRY(load_norm(w, layer, "ffn_norm", &out->ffn_norm));
-    KVL_TRY(load_qkv(w, layer, out));
-    KVL_TRY(load_matrix(w, layer, "attn_output", &out->attn_output));
-    KVL_TRY(find_tensor(w->model, layer, "ffn_gate", &gate_up[0]));
-    KVL_TRY(find_tensor(w->model, layer, "ffn_up", &gate_up[1]));
-    KVL_TRY(kvl_linear_load(w->device, "gate_up", layer, gate_up, 2, true, &out->gate_up));
-    KVL_TRY(load_matrix(w, layer, "ffn_down", &out->ffn_down));
+    KVL_TRY(pack_layer(w->model, layer, packing, &n));
+    while (out->n_matrices < n) {
+        const size_t i = out->n_matrices++;
+        KVL_TRY(load_packed(w, layer, &packing[i], &out->matrix[i]));
+    }
 done:
     return status;
 }
@@ -106,11 +126,10 @@ kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *de
     KVL_TRY(kvl_alloc(&w, 1, sizeof *w));
     w->model = model;
     w->device = device;
-    KVL_TRY(kvl_linear_kernels_new(device, &w->kernels));
     KVL_TRY(kvl_alloc(&w->layer, model->dims.n_layer, sizeof *w->layer));
-    KVL_TRY(load_matrix(w, -1, "token_embd", &w->embedding));
+    KVL_TRY(load_matrix(w, "token_embd", &w->embedding));
     KVL_TRY(load_norm(w, -1, "output_norm", &w->output_norm));
-    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, -1, "output", &w->output));
+    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, "output", &w->output));
     for (uint32_t l = 0; l < model->dims.n_layer; l++) KVL_TRY(load_layer(w, (int)l, &w->layer[l]));
     *out = w;
     w = NULL;
@@ -127,28 +146,52 @@ void kvl_weights_free(struct kvl_weights **weights)
         struct layer_weights *layer = &w->layer[l];
         kvl_buffer_free(&layer->attn_norm);
         kvl_buffer_free(&layer->ffn_norm);
-        for (size_t i = 0; i < layer->n_qkv; i++) kvl_linear_free(&layer->qkv[i].linear);
-        kvl_linear_free(&layer->attn_output);
-        kvl_linear_free(&layer->gate_up);
-        kvl_linear_free(&layer->ffn_down);
+        for (size_t i = 0; i < layer->n_matrices; i++) kvl_linear_free(&layer->matrix[i]);
     }
     kvl_free(&w->layer);
     kvl_buffer_free(&w->output_norm);
     kvl_linear_free(&w->embedding);
     kvl_linear_free(&w->output);
-    kvl_linear_kernels_free(&w->kernels);
     kvl_free(weights);
+}
+
+static uint64_t packed_bytes(const struct packing *p)
+{
+    uint64_t rows = 0;
+    for (size_t i = 0; i < (p->swiglu ? 1 : p->n); i++) rows += p->tensor[i]->dim[1];
+    return kvl_linear_bytes(kvl_quant_type(p->tensor[0]->type), rows, p->tensor[0]->dim[0], p->swiglu);
+}
+
+kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &model->dims;
+    struct packing packing[MOST_MATRICES];
+    size_t n;
+    KVL_TRY(pack_one(model, -1, "token_embd", packing));
+    *bytes = packed_bytes(packing) + (1 + 2 * (uint64_t)dims->n_layer) * dims->n_embd * sizeof(float); /* the norms */
+    if (!dims->tied_output) {
+        KVL_TRY(pack_one(model, -1, "output", packing));
+        *bytes += packed_bytes(packing);
+    }
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        KVL_TRY(pack_layer(model, (int)l, packing, &n));
+        for (size_t i = 0; i < n; i++) *bytes += packed_bytes(&packing[i]);
+    }
+done:
+    return status;
 }
 
 /* ---- scratch of the forward pass ---- */
 
 enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
-_Static_assert((int)N_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
+_Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
 static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
 
 struct kvl_session {
     struct kvl_weights *weights;
     struct kvl_session_config config;
+    struct kvl_linear_kernels *kernels;
     struct kvl_cache *cache;
     struct kvl_buffer *scratch[N_SCRATCH];
     struct kvl_selection *kept;  /* [L] what the last eviction left */
@@ -158,7 +201,15 @@ struct kvl_session {
 
 static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
 
-void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, uint64_t bytes[KVL_SESSION_SCRATCH])
+/* The widest matrix that tokens go through. */
+static uint64_t most_columns(const struct kvl_dims *dims)
+{
+    const uint64_t heads = (uint64_t)dims->n_head * dims->head_dim, least = heads > dims->n_embd ? heads : dims->n_embd;
+    return dims->n_ff > least ? dims->n_ff : least;
+}
+
+void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
+                         uint64_t bytes[KVL_SESSION_SCRATCH])
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
@@ -170,6 +221,7 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)config->n_ctx * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
 /* cos and sin of position * frequency, in double: [n_ctx][rope_dim / 2][2]. */
@@ -207,8 +259,8 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     struct kvl_cache_plan plan = {0};
     const struct kvl_dims *dims = &weights->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
-    uint64_t bytes[N_SCRATCH];
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
+    uint64_t bytes[KVL_SESSION_SCRATCH];
     if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
         return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
                         weights->model->name, dims->n_ctx_train);
@@ -221,9 +273,11 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     s->config = *config;
     KVL_TRY(kvl_alloc(&s->kept, dims->n_layer, sizeof *s->kept));
     KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
-    kvl_session_scratch(dims, config, bytes);
+    kvl_session_scratch(dims, config, limits.tuning, bytes);
     for (int i = 0; i < N_SCRATCH; i++)
         KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
+    KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
+    KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
     KVL_TRY(write_rotary(s));
     KVL_TRY(kvl_session_reset(s));
     *out = s;
@@ -241,6 +295,7 @@ void kvl_session_free(struct kvl_session **session)
     for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
     for (uint32_t l = 0; s->kept != NULL && l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
     kvl_free(&s->kept);
+    kvl_linear_kernels_free(&s->kernels);
     kvl_cache_free(&s->cache);
     kvl_free(session);
 }
@@ -257,8 +312,6 @@ kvl_status kvl_session_reset(struct kvl_session *s)
 kvl_status kvl_session_rewind(struct kvl_session *s, uint32_t position) { return kvl_cache_rewind(s->cache, position); }
 
 uint32_t kvl_session_position(const struct kvl_session *s) { return kvl_cache_position(s->cache); }
-struct kvl_device *kvl_session_device(const struct kvl_session *s) { return s->weights->device; }
-const struct kvl_model *kvl_session_model(const struct kvl_session *s) { return s->weights->model; }
 struct kvl_cache *kvl_session_cache(const struct kvl_session *s) { return s->cache; }
 
 /* ---- forward ---- */
@@ -280,9 +333,10 @@ static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights 
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
     const struct kvl_norm norm = norm_of(s, layer->attn_norm);
-    for (size_t i = 0; i < layer->n_qkv; i++) {
-        const struct kvl_rows y = {s->scratch[STAGE], layer->qkv[i].first_row, stride};
-        KVL_TRY(kvl_linear_run_normed(s->weights->kernels, &layer->qkv[i].linear, n, x, &norm, y, s->config.exact));
+    struct kvl_rows y = {s->scratch[STAGE], 0, stride};
+    for (size_t i = QKV; i < layer->n_matrices; i++) {
+        KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
+        y.offset += layer->matrix[i].rows;
     }
 done:
     return status;
@@ -302,9 +356,9 @@ static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, s
     KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
     if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
     else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->attn_output, n, attended, hidden, true, exact));
-    KVL_TRY(kvl_linear_run_normed(w->kernels, &layer->gate_up, n, hidden, &ffn_norm, ff, exact));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->ffn_down, n, ff, hidden, true, exact));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
+    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
 done:
     return status;
 }
@@ -317,7 +371,7 @@ static kvl_status project_logits(struct kvl_session *s, struct kvl_rows hidden, 
     const struct kvl_dims *dims = &w->model->dims;
     const struct kvl_norm norm = norm_of(s, w->output_norm);
     const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
-    KVL_TRY(kvl_linear_run_normed(w->kernels, output, count, hidden, &norm,
+    KVL_TRY(kvl_linear_run_normed(s->kernels, output, count, hidden, &norm,
                                   rows_of(s, LOGITS, first_row, dims->n_vocab), s->config.exact));
 done:
     return status;
@@ -343,11 +397,12 @@ static kvl_status embed(struct kvl_session *s, const int32_t *tokens, uint32_t n
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
+    if (kvl_interrupted()) return KVL_E_INTERRUPTED;
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
             return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
     KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
-    KVL_TRY(kvl_linear_embed(s->weights->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, hidden));
+    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, hidden));
 done:
     return status;
 }
@@ -498,6 +553,10 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
     }
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t piece = n - done_tokens < u ? n - done_tokens : u;
+        if (kvl_interrupted()) {
+            status = KVL_E_INTERRUPTED;
+            goto done;
+        }
         for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++)
             KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], s->scratch[ROTARY], s->weights->model->dims.rope_dim, NULL));
         kvl_cache_advance(s->cache, piece);
@@ -543,6 +602,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
     for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += kvl_buffer_bytes(s->scratch[i]);
+    bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
         .bytes_per_token = plan->bytes_per_token,
         .payload = bytes[KVL_MEM_PAYLOAD],

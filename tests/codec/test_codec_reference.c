@@ -94,9 +94,19 @@ enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
 /* Codecs without a bit-by-bit model here, for what holds of all. */
 static const struct variant others[] = {{"q8_0"}, {"q5_1"}, {"q5_0"}, {"q4_1"}, {"q4_0"}, {"iq4_nl"}, {"fp8_e4m3"}, {"fp8_e5m2"}};
-enum { N_OTHERS = sizeof others / sizeof *others, N_CODECS = N_VARIANTS + N_OTHERS };
+/* Codecs whose groups span tokens. */
+static const struct variant grouped[] = {{"kivi", "residual=0"}, {"kivi", "bits=4,group=16,channel"}, {"kivi", "bits=3,group=64,residual=64"}};
+enum {
+    N_OTHERS = sizeof others / sizeof *others,
+    N_PER_TOKEN = N_VARIANTS + N_OTHERS,
+    N_GROUPED = sizeof grouped / sizeof *grouped,
+    N_CODECS = N_PER_TOKEN + N_GROUPED
+};
 
-static const struct variant *codec_at(size_t i) { return i < N_VARIANTS ? &variants[i] : &others[i - N_VARIANTS]; }
+static const struct variant *codec_at(size_t i)
+{
+    return i < N_VARIANTS ? &variants[i] : i < N_PER_TOKEN ? &others[i - N_VARIANTS] : &grouped[i - N_PER_TOKEN];
+}
 
 static void meets_known_answers(void **state)
 {
@@ -108,8 +118,9 @@ static void meets_known_answers(void **state)
             struct bench b = bench_new(codec->head.name, a->options, a->role, a->head_dim, 64);
             float decoded[512];
             assert_true(a->n * a->head_dim <= 512);
-            encode(&b, 3, a->n, a->x);
-            decode(&b, 3, a->n, decoded);
+            const uint32_t t0 = b.shape.group == 1 ? 3 : b.shape.group;
+            encode(&b, t0, a->n, a->x);
+            decode(&b, t0, a->n, decoded);
             for (uint32_t j = 0; j < a->n * a->head_dim; j++)
                 if (!(fabsf(decoded[j] - a->decoded[j]) <= a->tolerance))
                     fail_msg("%s(%s) answer %u, value %u: %a, wanted %a", codec->head.name, a->options, k, j, decoded[j],
@@ -346,7 +357,8 @@ static void parts_equal_the_whole(void **state)
             struct bench a = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&a, 0, P, x);
-            for (uint32_t t = 0, n = 1; t < P; t += n, n = 1 + (n * 5 + t) % 13) encode(&b, t, t + n > P ? P - t : n, x + t * D);
+            const uint32_t group = b.shape.group;
+            for (uint32_t t = 0, n = group; t < P; t += n, n = group * (1 + (n * 5 + t) % 13)) encode(&b, t, t + n > P ? P - t : n, x + t * D);
             assert_memory_equal(a.block, b.block, a.shape.block_bytes);
             decode(&a, 0, P, whole);
             for (uint32_t t = 0; t < P; t++) decode(&b, t, 1, part + t * D);
@@ -356,10 +368,10 @@ static void parts_equal_the_whole(void **state)
         }
 }
 
-/* Encoding some tokens of a block leaves the others as they were. */
+/* Encoding some tokens of a block leaves the others as they were; of groups, whole ones and a short last one. */
 static void writes_only_its_tokens(void **state)
 {
-    enum { D = 64, P = 64, T0 = 20, N = 5 };
+    enum { D = 64, P = 128, MOST = 128 };
     static float x[P * D], before[P * D], after[P * D];
     fill_normal(x, P * D, 6, 1.0f);
     for (size_t i = 0; i < N_CODECS; i++)
@@ -367,11 +379,12 @@ static void writes_only_its_tokens(void **state)
             struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&b, 0, P, x);
             decode(&b, 0, P, before);
-            encode(&b, T0, N, x); /* other values */
+            const uint32_t group = b.shape.group, t0 = group == 1 ? 20 : P - group, n = group == 1 ? 5 : group;
+            encode(&b, t0, n, x); /* other values */
             decode(&b, 0, P, after);
-            assert_memory_equal(before, after, T0 * D * sizeof(float));
-            assert_memory_equal(before + (T0 + N) * D, after + (T0 + N) * D, (P - T0 - N) * D * sizeof(float));
-            assert_memory_equal(before, after + T0 * D, N * D * sizeof(float));
+            assert_memory_equal(before, after, t0 * D * sizeof(float));
+            assert_memory_equal(before + (t0 + n) * D, after + (t0 + n) * D, (P - t0 - n) * D * sizeof(float));
+            assert_memory_equal(before, after + t0 * D, n * D * sizeof(float));
             bench_free(&b);
         }
 }
@@ -413,6 +426,79 @@ static void pages_hold_ggml_blocks(void **state)
                 }
             bench_free(&b);
         }
+}
+
+/* ---- groups along tokens ---- */
+
+/* Half a step of the group's range, whichever way it lies; a constant group is exact to binary16; a short last group stands for itself. */
+static void kivi_errs_by_half_a_step(void **state)
+{
+    enum { D = 64, N = 72, P = 128 };
+    static float x[N * D], decoded[N * D];
+    static const int bits[] = {2, 3, 4, 8};
+    fill_normal(x, N * D, 41, 2.0f);
+    for (uint32_t t = 0; t < N; t++) x[t * D + 7] = 0.3f;
+    for (size_t i = 0; i < 4; i++)
+        for (size_t r = 0; r < 2; r++) {
+            char options[64];
+            snprintf(options, sizeof options, "bits=%d,group=32,residual=0,channel", bits[i]);
+            struct bench b = bench_new("kivi", options, roles[r], D, P);
+            encode(&b, 0, N, x);
+            decode(&b, 0, N, decoded);
+            for (uint32_t c = 0; c < D; c++)
+                for (uint32_t t0 = 0; t0 < N; t0 += 32) {
+                    const uint32_t end = t0 + 32 < N ? t0 + 32 : N;
+                    float low = INFINITY, high = -INFINITY;
+                    for (uint32_t t = t0; t < end; t++) {
+                        low = fminf(low, x[t * D + c]);
+                        high = fmaxf(high, x[t * D + c]);
+                    }
+                    const double bound = 0.5005 * (high - low) / ((1 << bits[i]) - 1) + fmax(fabs(low), fabs(high)) * 0x1p-10;
+                    for (uint32_t t = t0; t < end; t++)
+                        if (fabs(decoded[t * D + c] - x[t * D + c]) > bound)
+                            fail_msg("kivi(%s): %g became %g, bound %g", options, x[t * D + c], decoded[t * D + c], bound);
+                    if (c == 7) assert_true(decoded[t0 * D + c] == kvl_half_to_float(kvl_float_to_half(0.3f)));
+                }
+            bench_free(&b);
+        }
+}
+
+/* The authors' flush rules, and the bytes of KIVI-2 at 4096 tokens, d 128: methods.md section 8. */
+static void kivi_shape_is_the_papers(void **state)
+{
+    struct bench k = bench_new("kivi", "", KVL_ROLE_K, 128, 64), v = bench_new("kivi", "", KVL_ROLE_V, 128, 64);
+    struct kvl_codec_bytes bytes;
+    assert_true(k.shape.tail_min == 0 && k.shape.unit == 128 && k.shape.group == 32);
+    assert_true(v.shape.tail_min == 128 && v.shape.unit == 1 && v.shape.group == 1);
+    assert_int_equal(kvl_codec_bytes(&k.instance, KVL_ROLE_K, 128, 4096, &bytes), KVL_OK);
+    assert_int_equal(bytes.payload + bytes.scale, 196608);
+    assert_int_equal(bytes.payload, 4096 * 32);
+    assert_int_equal(kvl_codec_bytes(&v.instance, KVL_ROLE_V, 128, 4096 - 128, &bytes), KVL_OK);
+    assert_int_equal(bytes.payload + bytes.scale + 128 * 128 * 2, 223232);
+    assert_int_equal(kvl_codec_bytes(&k.instance, KVL_ROLE_K, 128, 33, &bytes), KVL_OK); /* a short group has all its parameters */
+    assert_int_equal(bytes.scale, 2 * 128 * 4);
+    bench_free(&k);
+    bench_free(&v);
+}
+
+static void assert_kivi_refused(const char *options, const char *text)
+{
+    struct kvl_instance instance;
+    struct kvl_codec_shape shape;
+    kvl_error_clear();
+    if (kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "kivi"), options, &instance) == KVL_OK) {
+        assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_K, 64, 64, &shape), KVL_OK);
+        kvl_instance_free(&instance);
+    }
+    if (strstr(kvl_error_text(), text) == NULL) fail_msg("\"%s\", wanted \"%s\"", kvl_error_text(), text);
+}
+
+static void kivi_refuses_with_the_fix(void **state)
+{
+    assert_kivi_refused("bits=5", "bits must be 2, 3, 4 or 8");
+    assert_kivi_refused("group=24", "group=24 tokens of a channel must be a multiple of 16");
+    assert_kivi_refused("residual=100", "residual=100 must be a multiple of group=32: use 32 or 128");
+    assert_kivi_refused("token,group=48", "group must divide head_dim 64: use 16, 32 or 64");
 }
 
 static void ggml_bytes_are_exact(void **state)
@@ -663,9 +749,10 @@ static void defines_say_the_options(void **state)
     } wanted[] = {
         {"f32", "", "HALF=0 "},
         {"f16", "", "HALF=1 "},
-        {"int8", "", "BITS=8 GROUP=64 ASYM=1 "},
-        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 "},
-        {"int3", "", "BITS=3 GROUP=64 ASYM=1 "},
+        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 "},
+        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 "},
+        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 "},
+        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 "},
         {"q5_1", "", "BITS=5 OFFSET=0 MIN=1 NONLINEAR=0 "},
         {"iq4_nl", "", "BITS=4 OFFSET=0 MIN=0 NONLINEAR=1 "},
         {"fp8_e5m2", "", "MANTISSA=2 BIAS=15 MAX=57344 "},
@@ -711,6 +798,9 @@ int main(void)
         cmocka_unit_test(defines_say_the_options),
         cmocka_unit_test(plugin_half_equals_the_host),
         cmocka_unit_test(pages_hold_ggml_blocks),
+        cmocka_unit_test(kivi_errs_by_half_a_step),
+        cmocka_unit_test(kivi_shape_is_the_papers),
+        cmocka_unit_test(kivi_refuses_with_the_fix),
         cmocka_unit_test(ggml_bytes_are_exact),
         cmocka_unit_test(ggml_refuses_other_head_dims),
         cmocka_unit_test(ggml_errs_by_half_a_step),

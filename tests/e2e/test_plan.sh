@@ -67,11 +67,8 @@ refused 4 'more than 16 buffers' -m llama-3-70b -c 1000000
 refused 1 'GGUF' -m plan.json -c 64
 
 # --- a run on a device holds what was planned for it ---
-golden=${KVLAB_GOLDEN:-$root/../shared/golden}
-model=$golden/tiny-llama.gguf
-if [[ ! -f $model ]]; then
-    echo "note: no $model (KVLAB_GOLDEN names its folder), no run compared"
-elif [[ $("$program" devices --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["devices"]))') == 0 ]]; then
+model=$root/data/models/tiny.gguf
+if [[ $("$program" devices --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["devices"]))') == 0 ]]; then
     echo "note: no OpenCL device, no run compared"
 else
     device=${KVLAB_DEVICE:-0}

@@ -55,6 +55,7 @@ static void bytes_per_token(void **state)
         {"int4(group=64)", &wide, 2 * 72},
         {"int4(group=32)", &wide, 2 * 80},
         {"k=int8 v=int4", &wide, 132 + 68},
+        {"kivi(residual=0)", &wide, 48 + 48},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct kvl_cache_plan plan = plan_of(rows[i].spec, rows[i].dims, context(100, KVL_P1_FAKE_QUANT), &roomy);
@@ -130,6 +131,29 @@ static void windows_do_not_grow(void **state)
     }
 }
 
+/* KIVI-2 at 4096 tokens, d 128 (methods.md section 8): bytes a head holds, codes, parameters and exact rows; V reserves just that. */
+static void kivi_holds_what_the_paper_says(void **state)
+{
+    static const uint64_t wanted[KVL_SIDES] = {196608, 223232};
+    struct kvl_cache_config config = context(4096, KVL_P4_STREAMING);
+    struct kvl_spec *spec = NULL;
+    struct kvl_cache_plan plan;
+    assert_int_equal(kvl_spec_parse("kivi", &spec), KVL_OK);
+    config.spec = spec;
+    assert_int_equal(kvl_cache_plan_make(&wide, &config, &roomy, &plan), KVL_OK);
+    const struct kvl_layer_plan *layer = &plan.layer[0];
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const uint32_t sealed = kvl_sealed_after(&plan, &layer->side[s], 0, 4096);
+        struct kvl_codec_bytes used;
+        assert_int_equal(kvl_side_bytes(&layer->side[s], sealed, &used), KVL_OK);
+        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->exact_row_bytes;
+        assert_int_equal(used.payload + used.scale + rows, wanted[s]);
+        assert_int_equal(layer->side[s].slots * layer->side[s].page_bytes + rows, wanted[s]);
+    }
+    kvl_cache_plan_free(&plan);
+    kvl_spec_free(&spec);
+}
+
 /* ---- slabs ---- */
 
 /* Every page lies in one slab, behind the page before it, and the slabs are as full as whole pages make them. */
@@ -182,6 +206,8 @@ static void what_does_not_fit_is_refused(void **state)
     assert_refused("f16", context(0, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "at least 1");
     assert_refused("int4 @30-30 f16", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "layer");
     assert_refused("int4(group=48)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "group");
+    assert_refused("kivi sink=4", context(128, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "a window of one ubatch, or ubatch (64) and sink (4)");
+    assert_refused("kivi tail=7", context(128, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "at least 128");
 }
 
 int main(void)
@@ -189,6 +215,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_per_token),          cmocka_unit_test(public_models),
         cmocka_unit_test(classes_sum_to_resident),  cmocka_unit_test(windows_do_not_grow),
+        cmocka_unit_test(kivi_holds_what_the_paper_says),
         cmocka_unit_test(pages_do_not_cross_slabs), cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
