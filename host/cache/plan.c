@@ -207,24 +207,24 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
 
-/* Pages of an evicting cache: at most those of each head's target for a prompt that leaves no room, and as heads may differ, one more a head. */
+/* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
 static kvl_status bound_pages(struct kvl_cache_plan *plan)
 {
     const struct kvl_cache_dims *dims = &plan->dims;
-    for (uint32_t l = 0; plan->evicts && l < dims->n_layer; l++) {
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-        uint32_t target;
         const kvl_status status =
-            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &target);
+            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
         if (status != KVL_OK) return status;
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint64_t pages = target / side->dims.page_tokens + 1 + (target % side->dims.page_tokens != 0);
-            layer->page_bound_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
-        plan->resident_bytes += layer->page_bound_bytes;
     }
+    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
 }
 
@@ -254,7 +254,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
     KVL_TRY(place_all(out));
     sum_bytes(out);
-    KVL_TRY(bound_pages(out));
+    if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));
 done:
     if (status != KVL_OK) kvl_cache_plan_free(out);

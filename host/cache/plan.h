@@ -51,7 +51,7 @@ struct kvl_layer_plan {
     uint64_t exact_offset;           /* of this layer in the exact buffer */
     uint64_t table_offset;           /* of this layer in the page table, entries: K [H][slots], V [H][slots], shift [H] if it evicts */
     enum kvl_positions pos;
-    uint64_t page_bound_bytes;       /* of a layer of an evicting cache: its pages at most, for a prompt of n_ctx tokens */
+    uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
 
@@ -77,6 +77,7 @@ struct kvl_cache_plan {
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* partial and status are scratch */
     uint64_t bytes_per_token;
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
+    uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */
 };
 
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
