@@ -1,8 +1,11 @@
 /* gather.cl: the tokens that stay leave a prompt's full-precision rows for the stage, from where they are stored like any others. */
 
-/* Tokens at places first .. first + count - 1 of each head's kept ones; kept: offsets [H + 1], then positions, ascending in a head. One
- * work-item a head and place. compact: keys, turned by their positions, are turned on to their places. */
-kernel void kvl_gather(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const uint *kept, uint first, uint compact,
+/* What becomes of keys that RoPE has turned by their positions: nothing, turned on to their places, or turned back. */
+enum { KVL_GATHER_AS_THEY_ARE, KVL_GATHER_TO_PLACES, KVL_GATHER_UNTURNED };
+
+/* Each head's kept tokens at places first, first + 1, ... kept: offsets [H + 1], then positions, ascending in a head. One work-item a head and
+ * place. */
+kernel void kvl_gather(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const uint *kept, uint first, uint turn,
                        global const float2 *rotary, uint rope_dim, global float *stage, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
@@ -20,11 +23,11 @@ kernel void kvl_gather(KVL_SLAB_PARAMS, global const ulong *table, ulong table_o
         kvl_v_load8(v_block, 0, token % KVL_V_P, c, o);
         for (uint j = 0; j < 8; j++) v[c + j] = o[j];
     }
-    if (!compact) return;
+    if (turn == KVL_GATHER_AS_THEY_ARE) return;
     global const float2 *from = rotary + (ulong)token * (rope_dim / 2), *to = rotary + (ulong)place * (rope_dim / 2);
     for (uint c = 0; c < rope_dim / 2; c++) {
         const float a = fma(k[2 * c], from[c].x, k[2 * c + 1] * from[c].y), b = fma(k[2 * c + 1], from[c].x, -(k[2 * c] * from[c].y));
-        k[2 * c] = fma(a, to[c].x, -(b * to[c].y));
-        k[2 * c + 1] = fma(a, to[c].y, b * to[c].x);
+        k[2 * c] = turn == KVL_GATHER_UNTURNED ? a : fma(a, to[c].x, -(b * to[c].y));
+        k[2 * c + 1] = turn == KVL_GATHER_UNTURNED ? b : fma(a, to[c].y, b * to[c].x);
     }
 }

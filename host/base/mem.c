@@ -39,6 +39,15 @@ void kvl_free(void *ptr)
     memcpy(ptr, &none, sizeof none);
 }
 
+void *kvl_mem_hook(void *context, void *block, size_t size)
+{
+    if (size == 0)
+        kvl_free(&block);
+    else if (kvl_realloc(&block, size, 1) != KVL_OK)
+        return NULL;
+    return block;
+}
+
 kvl_status kvl_strdup(char **out, const char *text) { return kvl_strndup(out, text, strlen(text)); }
 
 kvl_status kvl_strndup(char **out, const char *text, size_t n)

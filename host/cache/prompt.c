@@ -204,11 +204,15 @@ done:
 
 /* ---- what stays ---- */
 
+/* What becomes of the keys' RoPE: KVL_GATHER_* of cl/gather.cl. */
+enum { GATHER_AS_THEY_ARE, GATHER_TO_PLACES, GATHER_UNTURNED };
+
 /* Places first .. first + n - 1 of every head, from the rows into the stage. */
 static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary)
 {
-    const bool compact = spec_of(p, p->layer)->pos == KVL_POS_COMPACT;
-    const struct kvl_arg own[] = {KVL_BUF(p->kept), KVL_U32(first), KVL_U32(compact), KVL_BUF(rotary), KVL_U32(p->model.rope_dim), KVL_BUF(stage)};
+    const struct kvl_layer_spec *spec = spec_of(p, p->layer);
+    const uint32_t turn = spec->rope == KVL_STORE_PRE_ROPE ? GATHER_UNTURNED : spec->pos == KVL_POS_COMPACT ? GATHER_TO_PLACES : GATHER_AS_THEY_ARE;
+    const struct kvl_arg own[] = {KVL_BUF(p->kept), KVL_U32(first), KVL_U32(turn), KVL_BUF(rotary), KVL_U32(p->model.rope_dim), KVL_BUF(stage)};
     return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
 }
 
@@ -230,7 +234,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     for (uint32_t first = 0; first < most; first += u) {
         const uint32_t n = most - first < u ? most - first : u;
         KVL_TRY(gather(p, first, n, stage, rotary));
-        KVL_TRY(kvl_cache_fill_rows(p->cache, p->layer, n, stage));
+        KVL_TRY(kvl_cache_fill_rows(p->cache, p->layer, n, stage, rotary, p->model.rope_dim));
     }
     KVL_TRY(kvl_cache_fill_end(p->cache, p->layer, p->n_token, count));
 done:

@@ -32,7 +32,9 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
     KVL_TRY(add_streams(&plan, bytes));
     bytes[KVL_MEM_INDEX] += plan.table_bytes;
-    bytes[KVL_MEM_SLACK] = plan.resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
+    bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
+    bytes[KVL_MEM_SLACK] = plan.resident_bytes;
+    for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
     bytes[KVL_MEM_SCRATCH] = plan.scratch_bytes;
     kvl_session_scratch(dims, config, limits->tuning, scratch);
     for (int i = 0; i < KVL_SESSION_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += scratch[i];
@@ -42,56 +44,4 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
 done:
     kvl_cache_plan_free(&plan);
     return status;
-}
-
-/* ---- public models ---- */
-
-#define MODEL(name_, layers, embd, heads, kv_heads, dim, ff, vocab, trained, tied, ffn)                                            \
-    {                                                                                                                              \
-        .name = name_,                                                                                                             \
-        .dims = {.n_layer = layers,                                                                                                \
-                 .n_embd = embd,                                                                                                   \
-                 .n_head = heads,                                                                                                  \
-                 .n_kv_head = kv_heads,                                                                                            \
-                 .head_dim = dim,                                                                                                  \
-                 .n_ff = ff,                                                                                                       \
-                 .n_vocab = vocab,                                                                                                 \
-                 .n_ctx_train = trained,                                                                                           \
-                 .rope_dim = dim,                                                                                                  \
-                 .tied_output = tied},                                                                                             \
-        .ffn_matrices = ffn                                                                                                        \
-    }
-
-/* From the config.json that each model was published with: num_hidden_layers, hidden_size, num_attention_heads,
- * num_key_value_heads, head_dim (else hidden_size / heads), intermediate_size (OPT: ffn_dim), vocab_size, max_position_embeddings,
- * tie_word_embeddings. */
-const struct kvl_public_model kvl_public_models[] = {
-    MODEL("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000, 4096, false, 3),
-    MODEL("llama-2-13b", 40, 5120, 40, 40, 128, 13824, 32000, 4096, false, 3),
-    MODEL("llama-2-70b", 80, 8192, 64, 8, 128, 28672, 32000, 4096, false, 3),
-    MODEL("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, false, 3),
-    MODEL("llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 8192, false, 3),
-    MODEL("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, true, 3),
-    MODEL("mistral-7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false, 3),
-    MODEL("qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 32768, true, 3),
-    MODEL("tinyllama-1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048, false, 3),
-    MODEL("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, 8192, true, 3),
-    MODEL("opt-13b", 40, 5120, 40, 40, 128, 20480, 50272, 2048, true, 2),
-};
-const size_t kvl_n_public_models = sizeof kvl_public_models / sizeof *kvl_public_models;
-
-const struct kvl_public_model *kvl_public_model_find(const char *name)
-{
-    for (size_t i = 0; i < kvl_n_public_models; i++)
-        if (strcmp(kvl_public_models[i].name, name) == 0) return &kvl_public_models[i];
-    return NULL;
-}
-
-uint64_t kvl_public_weights_bytes(const struct kvl_public_model *model)
-{
-    const struct kvl_dims *d = &model->dims;
-    const uint64_t embd = d->n_embd,
-                   heads = 2ull * (d->n_head + d->n_kv_head) * d->head_dim; /* rows of q, k, v and columns of the output */
-    const uint64_t layer = embd * (heads + (uint64_t)model->ffn_matrices * d->n_ff);
-    return 2 * (d->n_layer * layer + embd * d->n_vocab * (d->tied_output ? 1 : 2));
 }

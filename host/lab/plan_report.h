@@ -14,16 +14,5 @@ struct kvl_footprint {               /* of one session */
 kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_session_config *config,
                             const struct kvl_cache_limits *limits, struct kvl_footprint *out);
 
-/* Dimensions of a model that need not be at hand. */
-struct kvl_public_model {
-    const char *name;
-    struct kvl_dims dims;
-    uint32_t ffn_matrices; /* of a layer: 3 with a gate, else 2 */
-};
-extern const struct kvl_public_model kvl_public_models[];
-extern const size_t kvl_n_public_models;
-const struct kvl_public_model *kvl_public_model_find(const char *name); /* NULL if there is none */
-/* All matrices in binary16. */
-uint64_t kvl_public_weights_bytes(const struct kvl_public_model *model);
 
 #endif
