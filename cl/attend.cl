@@ -139,7 +139,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
 #if KVL_VECTORS
     float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = fmax(best, vload16(0, s + i));
+    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
     const float top = fmax(*m, kvl_max16(best));
 #else
     float top = *m;
@@ -153,7 +153,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
         const float16 x = vload16(0, s + i);
-        const float16 weight = select(exp(x - top), (float16)0.0f, x == -FLT_MAX);
+        const float16 weight = kvl_exp_negative(x - top);
         vstore16(weight, 0, s + i);
         sums += weight;
     }
@@ -178,11 +178,12 @@ kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
            ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_VIEW_PARAMS)
 {
-    const kvl_view view = KVL_VIEW_INIT;
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
     exact += exact_offset;
     const uint item = get_local_id(0), split = get_group_id(0) % n_splits, h = get_group_id(0) / n_splits % KVL_H;
+    KVL_HEAD_VIEW(h)
+    const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
     KVL_QS float q[KVL_NQ * KVL_D], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_D], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
@@ -290,24 +291,26 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     }
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-item a row. */
-kernel void kvl_merge(global const float *partial, global float *out, uint n_rows, uint n_splits)
+/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row, whose items share the channels. */
+kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
+                                                                          uint n_splits)
 {
-    const ulong row = get_global_id(0);
-    float top = -FLT_MAX, total = 0.0f;
+    const uint item = get_local_id(0);
+    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_D + 2);
+    partial += row * (KVL_D + 2);
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_D + KVL_WG - 1) / KVL_WG];
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (p[KVL_D + 1] > 0.0f) top = fmax(top, p[KVL_D]);
     }
-    float acc[KVL_D];
-    for (uint c = 0; c < KVL_D; c++) acc[c] = 0.0f;
+    for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (!(p[KVL_D + 1] > 0.0f)) continue;
         const float weight = exp(p[KVL_D] - top);
         total = fma(weight, p[KVL_D + 1], total);
-        for (uint c = 0; c < KVL_D; c++) acc[c] = fma(weight, p[c], acc[c]);
+        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weight, p[c], acc[c / KVL_WG]);
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = 0; c < KVL_D; c++) out[row * KVL_D + c] = acc[c] * inverse;
+    for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[c / KVL_WG] * inverse;
 }

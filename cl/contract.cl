@@ -8,7 +8,8 @@
  *   KVL_QS            address space of q, aux, p, out, acc
  *
  * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t
- *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x
+ *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x: whole groups, t0 a multiple
+ *                                                                   of the codec's group (a stream's last group may be short under p1)
  * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_SCORES)
  *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
  *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE

@@ -11,18 +11,8 @@
  * and with 2 x 6 by columns x tokens a work-item: 96 x 96  197 | 208    288 x 96  209 | 209    576 x 192  216 | 221 (98 KB of local
  * memory). Without the unroll hints PoCL gives 71. */
 
-/* Columns dequantized at once; a multiple of 32. */
-#ifndef KVL_GEMM_COLS
-#define KVL_GEMM_COLS 192
-#endif
-/* Tokens a work-item handles; a multiple of the tile. Local memory is 64 (COLS + 2 TOKENS) bytes. */
-#ifndef KVL_GEMM_TOKENS
-#define KVL_GEMM_TOKENS 96
-#endif
-/* Tokens in registers; 6 accumulators of 16 floats, weight and activation fill AVX2's 16 registers. */
-#ifndef KVL_GEMM_TILE
-#define KVL_GEMM_TILE 6
-#endif
+/* Tunables, in gemm.tune: KVL_GEMM_COLS columns dequantized at once, KVL_GEMM_TOKENS tokens a work-item handles, KVL_GEMM_TILE tokens
+ * in registers. */
 
 /* acc[i][row] += sum_k w[k][row] * x[i][k] */
 void kvl_gemm_tile(const local float16 *w, const global float *const *x, uint n, local float16 *acc)

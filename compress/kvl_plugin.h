@@ -23,7 +23,8 @@ enum kvl_plugin_kind { KVL_KIND_CODEC = 1, KVL_KIND_SCORE = 2, KVL_KIND_BUDGET =
 enum kvl_option_type {
     KVL_OPTION_INT = 1,    /* int32_t at offset */
     KVL_OPTION_FLOAT = 2,  /* double */
-    KVL_OPTION_CHOICE = 3  /* int32_t: index in `choices` */
+    KVL_OPTION_CHOICE = 3, /* int32_t: index in `choices` */
+    KVL_OPTION_SCORE = 4   /* of a score that wraps another: name(options) of that one; stores nothing */
 };
 
 struct kvl_option {
@@ -128,6 +129,86 @@ struct kvl_codec {
      * user stores them, sinks left out. Names, sizes and their order depend on priv and dims alone. */
     int (*calibrate)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
     const float *const *known_tables; /* [n_known_answers]: table of each known answer; NULL = none has one */
+};
+
+/* ---- score: what each cached token of each kv head is worth; the higher, the more worth keeping ---- */
+
+enum {                        /* what a score wants of the layer; the rest of its input is NULL */
+    KVL_NEED_K = 1,           /* keys as attention sees them, and keys before RoPE */
+    KVL_NEED_V = 2,
+    KVL_NEED_QUERIES = 4,     /* the newest queries, as attention sees them */
+    KVL_NEED_QUERY_STATS = 8, /* mean and covariance of the queries before RoPE */
+    KVL_NEED_COLUMN_SUMS = 16, /* of the attention probabilities: what each token got from all queries */
+    KVL_NEED_OUTPUT = 32,     /* the attention's output matrix */
+    KVL_NEED_NORMALS = 64     /* random numbers */
+};
+
+struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest */
+    uint32_t struct_size, what;
+    uint32_t queries;         /* of QUERIES: how many; all there are if more are asked for */
+    uint32_t first_query;     /* of QUERY_STATS: the first query that counts */
+    uint32_t normals;         /* of NORMALS: numbers a channel of a kv head */
+    uint32_t reserved;
+};
+
+/* T tokens, L layers, Hq query heads, H kv heads (query head h reads kv head h / (Hq / H)), D channels, E model width. Keys and queries have
+ * RoPE pairs in adjacent channels. Token t stands at position t. */
+struct kvl_score_input {
+    uint32_t struct_size;
+    uint32_t layer, n_layer, n_token, n_head, n_kv_head, head_dim, n_embd, rope_dim;
+    uint32_t n_query;         /* the queries are those of tokens T - n_query .. T - 1 */
+    uint32_t target;          /* tokens the layer's budget leaves a kv head on average */
+    uint32_t reserved;
+    double fraction;          /* the budget as a share of T, before it was made a whole number */
+    const float *k, *k_pre;   /* [H][T][D] with and before RoPE */
+    const float *v;           /* [H][T][D] */
+    const float *q;           /* [Hq][n_query][D] */
+    const float *q_mean, *q_cov; /* [Hq][D], [Hq][D][D], divided by their number */
+    const float *column_sum;  /* [Hq][T] */
+    const float *w_o;         /* [E][Hq * D] */
+    const float *normal;      /* [H][D][normals], standard normal */
+    const float *rope_freq;   /* [rope_dim / 2] radians a position */
+};
+
+struct kvl_score {
+    struct kvl_plugin_head head;
+    /* What ref() reads. NULL: nothing, the score depends on positions alone. */
+    void (*needs)(const void *priv, struct kvl_score_needs *out);
+    /* The specification: score [H][T]. Non-zero (with host->error) if it cannot. */
+    int (*ref)(const void *priv, const struct kvl_score_input *in, float *score);
+    /* A wrapper has this instead of ref: it finds another score (option of=) in `score` and changes it. target [H]: tokens each head is going to
+     * keep; a wrapper that keeps whole chunks changes it too. Tokens with FLT_MAX are protected. */
+    int (*wrap)(const void *priv, const struct kvl_score_input *in, float *score, uint32_t *target);
+};
+
+/* ---- budget: how many tokens each layer, then each head keeps ---- */
+
+/* Starts the private struct of every budget; exactly one of them is given, the others are negative. */
+struct kvl_amount {
+    double kept, removed;     /* share of the tokens: max(1, int(kept T)), max(1, int(T (1 - removed))) */
+    double tokens;            /* all tokens attended afterwards, a head */
+    double bytes;             /* payload and scales of the whole cache at most */
+};
+#define KVL_AMOUNT_OPTIONS                                                                                                          \
+    {"kept", "share of the tokens to keep; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, kept), -1, -1, 1, NULL},   \
+    {"removed", "share of the tokens to remove; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, removed), -1, -1, 1, NULL}, \
+    {"tokens", "tokens a head keeps; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, tokens), -1, -1, 4294967295.0, NULL}, \
+    {"bytes", "payload and scales of the whole cache at most; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, bytes), -1, -1, 1e18, NULL}
+
+struct kvl_budget_input {
+    uint32_t struct_size;
+    uint32_t layer, n_layer, n_token, n_kv_head;
+    uint32_t target;          /* tokens a head, when all layers keep the same */
+    double fraction;          /* the same as a share of T, before it was made a whole number */
+};
+
+struct kvl_budget {
+    struct kvl_plugin_head head;
+    /* Tokens a head of layer in->layer keeps on average. NULL: in->target. */
+    int (*layer_target)(const void *priv, const struct kvl_budget_input *in, uint32_t *target);
+    /* Shares n_kv_head times the target out among the heads: target [H] holds the average and gets each head's own. score [H][T]; tokens a head
+     * must keep get FLT_MAX. NULL: the same for every head. */
+    int (*split)(const void *priv, const struct kvl_budget_input *in, float *score, uint32_t *target);
 };
 
 #endif

@@ -6,12 +6,15 @@ Usage: scripts/make_codec_answers.py [ROOT]   (writes the headers; run again and
        GGML_BASE=libggml-base.so scripts/make_codec_answers.py   also compares the modelled blocks with ggml's own, byte for byte
 """
 import ctypes
+import math
 import os
 import sys
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+
+from make_turboquant_codebooks import lloyd_max, whole_levels
 
 HALF_MAX = np.float32(65504)
 
@@ -48,6 +51,16 @@ def decode_int(bits, group, sym, x):
     group = group or x.shape[1]
     rows = [[int_group(row[g : g + group], bits, sym) for g in range(0, len(row), group)] for row in x]
     return np.array(rows, np.float32).reshape(x.shape)
+
+
+def decode_kivi(bits, group, axis, role, x):
+    """KIVI: groups of `group` tokens of a channel (axis channel; the last may be short), or of `group` channels of a token."""
+    x = clamp(x)
+    if (axis or {"K": "channel", "V": "token"}[role]) == "token":
+        return decode_int(bits, group, False, x)
+    cells = [int_group(column, bits, False) for start in range(0, len(x), group) for column in x[start : start + group].T]
+    parts = [np.array(cells[i : i + x.shape[1]], np.float32).T for i in range(0, len(cells), x.shape[1])]
+    return np.concatenate(parts)
 
 
 # ---- ggml's blocks ----
@@ -155,6 +168,62 @@ def decode_fp8(mantissa, bias, largest, x):
     return out
 
 
+# ---- TurboQuant ----
+
+
+def sum_of_squares(row):
+    total = np.float32(0)
+    for v in row.astype(np.float64):
+        total = np.float32(v * v + np.float64(total))
+    return total
+
+
+def half_root(total, m):
+    """The binary16 nearest to sqrt(total / m)."""
+    guess = np.float16(np.sqrt(np.float64(total) / m))
+    near = [np.nextafter(guess, np.float16(0)), guess, np.nextafter(guess, np.float16(np.inf))]
+    return min(near, key=lambda h: abs(np.float64(h) - np.sqrt(np.float64(total) / m)))
+
+
+def sketch_sign(seed, turn, n):
+    h = [((seed * 2 + turn) * 0x9E3779B9 + c * 0x85EBCA6B) & 0xFFFFFFFF for c in range(n)]
+    h = [((v ^ v >> 16) * 0x7FEB352D) & 0xFFFFFFFF for v in h]
+    h = [((v ^ v >> 15) * 0x846CA68B) & 0xFFFFFFFF for v in h]
+    return np.array([-1 if v >> 31 else 1 for v in h], np.float32)
+
+
+def hadamard(x):
+    """float32 butterflies, near neighbours first."""
+    half = 1
+    while half < len(x):
+        x = x.reshape(-1, 2, half)
+        x = np.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1).ravel()
+        half *= 2
+    return x
+
+
+def decode_turboquant(bits, sketch, seed, x):
+    n = x.shape[1]
+    x = np.where(np.abs(x) < 2.0**-100, 0, clamp(x)).astype(np.float32)
+    levels, weights, _ = lloyd_max(n, bits - sketch)
+    _, m, whole = whole_levels(n, levels, weights)
+    levels = np.concatenate([-whole[::-1], whole])
+    middles = (levels[1:] + levels[:-1]) / 2
+    out = np.zeros_like(x)
+    for row, decoded in zip(x, out):
+        scale = np.float64(half_root(sum_of_squares(row), m))
+        code = np.searchsorted(middles * scale, row.astype(np.float64)) if scale else np.zeros(n, int)
+        decoded[:] = levels[code] * scale
+        if sketch:
+            residual = row - decoded
+            mean = np.exp(math.lgamma(n / 2) - math.lgamma(n / 2 + 0.5)) / np.sqrt(np.pi)
+            gamma = np.float64(half_root(sum_of_squares(residual), round((n * n * mean) ** 2)))
+            d0, d1 = sketch_sign(seed, 0, n), sketch_sign(seed, 1, n)
+            sign = np.where(hadamard(hadamard(residual * d0) * d1) >= 0, 1, -1).astype(np.float32)
+            decoded[:] = d0 * hadamard(d1 * hadamard(sign)) * gamma + decoded.astype(np.float64)
+    return out
+
+
 # ---- inputs and headers ----
 
 
@@ -166,6 +235,16 @@ def inputs(n, dim, seed):
     special = [np.full(dim, 0.3), np.zeros(dim), rng.normal(size=dim) * 3e-8, rng.normal(size=dim) * 5e4, np.arange(dim) / 2 - 3]
     for i in range(2, n):
         x[i] = special[(i - 2) % len(special)]
+    return x
+
+
+def columns(n, dim, seed):
+    """Ordinary columns, one with large numbers, then a constant, a zero, a tie-making, a tiny and a huge one."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, dim)).astype(np.float32)
+    x[:, 5] *= 12
+    for c, column in enumerate([np.full(n, 0.3), np.zeros(n), np.arange(n) / 2 - 3, rng.normal(size=n) * 3e-8, rng.normal(size=n) * 5e4]):
+        x[:, 7 + c] = column
     return x
 
 
@@ -186,7 +265,7 @@ def array(name, values):
 
 
 def header(folder, codecs):
-    """codecs: name -> list of (options, x name, x, decoded)"""
+    """codecs: name -> list of (options, x name, x, decoded or {role: decoded})"""
     guard = f"KVL_{folder.upper()}_ANSWERS_H"
     text = f"/* Known answers, written by scripts/make_codec_answers.py; do not edit. */\n#ifndef {guard}\n#define {guard}\n#include \"kvl_plugin.h\"\n\n"
     written = set()
@@ -196,9 +275,11 @@ def header(folder, codecs):
             if x_name not in written:
                 text += array(x_name, x)
                 written.add(x_name)
-            name = f"{codec}_decoded_{i}"
-            text += array(name, decoded)
-            for role in "KV":
+            by_role = decoded if isinstance(decoded, dict) else {"": decoded}
+            for suffix, values in by_role.items():
+                text += array(f"{codec}_decoded_{i}{suffix.lower()}", values)
+            for role in "KV" if "" in by_role else by_role:
+                name = f"{codec}_decoded_{i}{role.lower() if role in by_role else ''}"
                 rows.append(f'    {{"{options}", KVL_ROLE_{role}, {x.shape[1]}, {x.shape[0]}, 0, {x_name}, {name}, 0.0f}},\n')
         text += f"static const struct kvl_known_answer {codec}_answers[] = {{\n{''.join(rows)}}};\n\n"
     return text + "#endif\n"
@@ -213,10 +294,23 @@ def main(root):
         f"int{bits}": [(options, name, x, decode_int(bits, *settings[options], x)) for options, name, x in cases[::step]]
         for bits, step in ((8, 1), (4, 1), (3, 3), (2, 3))
     }
+    grouped = columns(32, 16, 4)
+    kivi = [("group=16,residual=32", 2, 16, None), ("bits=4,group=32,residual=0,channel", 4, 32, "channel"),
+            ("bits=3,group=16,residual=16,token", 3, 16, "token")]  # fmt: skip
+    integers["kivi"] = [
+        (options, "grouped", grouped, {role: decode_kivi(*setting, role, grouped) for role in "KV"}) for options, *setting in kivi
+    ]
     floats = {"f32": [("", "narrow", narrow, narrow)], "f16": [("", "narrow", narrow, to_half(clamp(narrow)))]}
     ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}
     formats = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}
     fp8 = {name: [("", "hard", hard, decode_fp8(*f, hard))] for name, f in formats.items()}
+    turbo = {"turboquant": [("", "hard", hard, decode_turboquant(3, False, 1, hard)),
+                            ("bits=4", "narrow", narrow, decode_turboquant(4, False, 1, narrow)),
+                            ("bits=2", "hard", hard, decode_turboquant(2, False, 1, hard))]}  # fmt: skip
+    sketched = [("bits=3,sketch=sign", "hard", hard, decode_turboquant(3, True, 1, hard)),
+                ("bits=2,sketch=sign,seed=7", "narrow", narrow, decode_turboquant(2, True, 7, narrow))]  # fmt: skip
+    turbo["turboquant"] += [(options, name, x, {"K": decoded}) for options, name, x, decoded in sketched]
+    (root / "compress/codec/turboquant/answers.h").write_text(header("turboquant", turbo))
     (root / "compress/codec/ggml/answers.h").write_text(header("ggml", ggml))
     (root / "compress/codec/fp8/answers.h").write_text(header("fp8", fp8))
     (root / "tests/codec/ggml_blocks.h").write_text(ggml_blocks_header(GGML_BITS, hard))

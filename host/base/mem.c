@@ -10,7 +10,6 @@ void kvl_mem_fail_after(long n) { fail_countdown = n; }
 
 bool kvl_mul_size(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 
-bool kvl_add_size(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
 
 kvl_status kvl_alloc(void *out, size_t count, size_t size)
 {
@@ -38,6 +37,15 @@ void kvl_free(void *ptr)
     memcpy(&block, ptr, sizeof block);
     free(block);
     memcpy(ptr, &none, sizeof none);
+}
+
+void *kvl_mem_hook(void *context, void *block, size_t size)
+{
+    if (size == 0)
+        kvl_free(&block);
+    else if (kvl_realloc(&block, size, 1) != KVL_OK)
+        return NULL;
+    return block;
 }
 
 kvl_status kvl_strdup(char **out, const char *text) { return kvl_strndup(out, text, strlen(text)); }

@@ -14,6 +14,9 @@ kvl_status kvl_realloc(void *ptr, size_t count, size_t size);
 /* Frees *ptr (a T **) and writes NULL there. NULL inside is fine. */
 void kvl_free(void *ptr);
 
+/* The two above in the shape that libraries ask for: resizes `block` (NULL = new), frees it for size 0. NULL on failure. */
+void *kvl_mem_hook(void *context, void *block, size_t size);
+
 /* Copy of a string into *out; free with kvl_free. */
 kvl_status kvl_strdup(char **out, const char *text);
 kvl_status kvl_strndup(char **out, const char *text, size_t n);
@@ -21,8 +24,7 @@ kvl_status kvl_strndup(char **out, const char *text, size_t n);
 /* Test hook: the n-th allocation from now fails (1 = the next); 0 switches it off. */
 void kvl_mem_fail_after(long n);
 
-/* a * b and a + b into *out; false on overflow. */
+/* a * b into *out; false on overflow. */
 bool kvl_mul_size(size_t a, size_t b, size_t *out);
-bool kvl_add_size(size_t a, size_t b, size_t *out);
 
 #endif

@@ -72,30 +72,30 @@ bool kvl_parse_f64(const char *text, double *out)
     return true;
 }
 
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Letters inserted, removed, replaced, or swapped with their neighbour (optimal string alignment). */
 static size_t edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 63 };
-    size_t row[LONGEST + 1];
+    uint8_t d[LONGEST + 1][LONGEST + 1]; /* [i][j]: of the first i letters of a and j of b */
     const size_t na = strlen(a), nb = strlen(b);
     if (na > LONGEST || nb > LONGEST) return LONGEST;
-    for (size_t j = 0; j <= nb; j++) row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            const size_t inserted = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
-            row[j] = replaced < inserted ? replaced : inserted;
+    for (size_t i = 0; i <= na; i++)
+        for (size_t j = 0; j <= nb; j++) {
+            size_t edits = i + j; /* right in the first row and column */
+            if (i > 0 && j > 0) edits = least(least(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (size_t)(a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) edits = least(edits, d[i - 2][j - 2] + 1u);
+            d[i][j] = (uint8_t)edits;
         }
-    }
-    return row[nb];
+    return d[na][nb];
 }
 
 const char *kvl_closest(const char *word, const char *const *names, size_t n)
 {
     const char *best = NULL;
-    size_t best_distance = 3;
+    const size_t letters = strlen(word);
+    size_t best_distance = letters >= 5 ? 3 : letters >= 3 ? 2 : 0; /* more edits leave too little of the word */
     for (size_t i = 0; i < n; i++) {
         const size_t d = edit_distance(word, names[i]);
         if (d < best_distance) {

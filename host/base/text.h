@@ -19,7 +19,8 @@ void kvl_text_free(struct kvl_text *t);
 bool kvl_parse_i64(const char *text, int64_t *out);
 bool kvl_parse_f64(const char *text, double *out); /* finite only */
 
-/* The entry of `names` closest to `word` by edit distance (at most 2 edits), or NULL: for "did you mean". */
+/* The entry of `names` closest to `word` by edit distance, or NULL: for "did you mean". At most 2 edits, 1 in a word of 3 or 4 letters,
+ * none in a shorter one. */
 const char *kvl_closest(const char *word, const char *const *names, size_t n);
 
 #endif

@@ -2,17 +2,14 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PREFILL_ROWS = 12, GPU_GROUP = 64, BLOCK_TOKENS = 64 };
-
-uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims)
-{
-    const uint32_t rows_a_token = dims->n_head / dims->n_kv_head;
-    return rows_a_token >= PREFILL_ROWS ? 1 : PREFILL_ROWS / rows_a_token;
-}
-
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
 {
-    return (struct kvl_compose_target){.group = caps->float_width == 1 ? GPU_GROUP : 1, .vectors = caps->float_width > 1};
+    return (struct kvl_compose_target){.grouped = caps->float_width == 1, .vectors = caps->float_width > 1};
+}
+
+uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose_target target)
+{
+    return target.grouped ? plan->shape.group : 1;
 }
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
@@ -73,7 +70,8 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
 {
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
     const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
-    const uint32_t block = gcd(BLOCK_TOKENS, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const uint32_t block = gcd(plan->shape.block, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const uint32_t group = kvl_compose_group(plan, target);
     const bool pre = layer->rope == KVL_STORE_PRE_ROPE;
     const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0;
     const struct {
@@ -81,8 +79,12 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         uint32_t value;
     } sizes[] = {
         {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
-        {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", target.group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
-        {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats}, {"K_AUX", k->shape.aux_floats},
+        {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
+        {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
+        {"K_AUX", k->shape.aux_floats},
+        {"RAGGED", plan->evicts}, {"COMPACT", plan->evicts && layer->pos == KVL_POS_COMPACT},
+        {"K_TAIL", plan->evicts ? k->tail : 0}, {"K_UNIT", plan->evicts ? k->shape.unit : 1},
+        {"V_TAIL", plan->evicts ? v->tail : 0}, {"V_UNIT", plan->evicts ? v->shape.unit : 1},
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre}, /* keys stored before RoPE are turned one by one */
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
         {"ROPE_PRE", pre}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF}, {"ROT_M", layer->rot_m},
@@ -90,7 +92,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         KVL_TRY(kvl_text_printf(text, "#define KVL_%s %u\n", sizes[i].name, sizes[i].value));
-    KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", target.group == 1 ? "private" : "local"));
+    KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", group == 1 ? "private" : "local"));
 done:
     return status;
 }

@@ -13,8 +13,8 @@ struct kvl_composition {
 };
 /* What the text is specialised for. */
 struct kvl_compose_target {
-    uint32_t group; /* work-items that share a tile: 1 where vectors are registers, 64 where they are work-items */
-    bool vectors;   /* bodies work on float16 (KVL_VECTORS) */
+    bool grouped; /* vectors are work-items, and a group of them shares a tile */
+    bool vectors; /* vectors are registers: bodies work on float16 (KVL_VECTORS) */
 };
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps);
 
@@ -26,7 +26,7 @@ void kvl_composition_free(struct kvl_composition *composition);
 /* The same, built for a device. */
 kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer,
                                const char *kernels, uint32_t tile, struct kvl_program **out);
-/* Query tokens of a prefill tile for these dims. */
-uint32_t kvl_prefill_tile(const struct kvl_cache_dims *dims);
+/* Work-items that share a tile. */
+uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose_target target);
 
 #endif

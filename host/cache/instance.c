@@ -39,6 +39,7 @@ static double load_double(const struct kvl_option *o, const void *priv)
 
 static void set_default(const struct kvl_option *o, void *priv)
 {
+    if (o->type == KVL_OPTION_SCORE) return;
     if (o->type == KVL_OPTION_FLOAT)
         store_double(o, priv, o->fallback);
     else
@@ -126,7 +127,24 @@ static kvl_status set_piece(const char *owner, const struct kvl_option *options,
     if (o == NULL) return fail_unknown_option(owner, options, n, &name);
     if (given[o - options]) return kvl_fail_at(&name, "give it once", "%s option %s is given twice", owner, o->name);
     given[o - options] = true;
+    if (o->type == KVL_OPTION_SCORE) return KVL_OK; /* the spec's: spec.c */
     return o->type == KVL_OPTION_CHOICE ? set_choice(o, priv, &value) : set_number(o, priv, &value);
+}
+
+bool kvl_options_find(const struct kvl_slice *text, const char *name, struct kvl_slice *value)
+{
+    struct kvl_slice rest = kvl_slice_trim(*text);
+    while (rest.n > 0) {
+        struct kvl_slice piece = kvl_slice_trim(kvl_slice_take(&rest, piece_length(&rest)));
+        if (rest.n > 0) kvl_slice_take(&rest, 1);
+        const char *equals = memchr(piece.text + piece.at, '=', piece.n);
+        if (equals == NULL) continue;
+        const struct kvl_slice key = kvl_slice_trim(kvl_slice_take(&piece, (size_t)(equals - piece.text) - piece.at));
+        kvl_slice_take(&piece, 1);
+        *value = kvl_slice_trim(piece);
+        if (kvl_slice_is(&key, name)) return true;
+    }
+    return false;
 }
 
 kvl_status kvl_options_set(const char *owner, const struct kvl_option *options, uint32_t n, void *priv,
@@ -210,11 +228,17 @@ static kvl_status print_option(const struct kvl_instance *instance, const struct
 
 static bool is_default(const struct kvl_instance *instance, const struct kvl_option *o)
 {
+    if (o->type == KVL_OPTION_SCORE) return false;
     return o->type == KVL_OPTION_FLOAT ? load_double(o, instance->priv) == o->fallback
                                        : load_int(o, instance->priv) == (int32_t)o->fallback;
 }
 
 kvl_status kvl_instance_print(const struct kvl_instance *instance, bool all, struct kvl_text *out)
+{
+    return kvl_instance_print_around(instance, all, "?", out);
+}
+
+kvl_status kvl_instance_print_around(const struct kvl_instance *instance, bool all, const char *of, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_plugin_head *plugin = instance->plugin;
@@ -224,7 +248,7 @@ kvl_status kvl_instance_print(const struct kvl_instance *instance, bool all, str
         const struct kvl_option *o = &plugin->options[i];
         if (!all && is_default(instance, o)) continue;
         KVL_TRY(kvl_text_printf(out, "%s", printed++ ? "," : "("));
-        KVL_TRY(print_option(instance, o, out));
+        KVL_TRY(o->type == KVL_OPTION_SCORE ? kvl_text_printf(out, "%s=%s", o->name, of) : print_option(instance, o, out));
     }
     if (printed > 0) KVL_TRY(kvl_text_printf(out, ")"));
 done:

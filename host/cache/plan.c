@@ -1,15 +1,34 @@
 #include "plan.h"
 #include "mem.h"
 #include "rotation.h"
+#include "select.h"
 #include <string.h>
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
-enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 };
+enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-uint32_t kvl_attend_groups(const struct kvl_cache_limits *limits) { return 4 * limits->compute_units; }
+uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
+
+static uint32_t rows_of_token(const struct kvl_cache_plan *plan) { return plan->dims.n_head / plan->dims.n_kv_head; }
+
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan)
+{
+    const uint32_t rows = rows_of_token(plan);
+    return rows >= plan->shape.rows ? 1 : plan->shape.rows / rows;
+}
+
+static struct kvl_attend_shape attend_shape(const struct kvl_tuning *tuning, bool exact)
+{
+    return (struct kvl_attend_shape){
+        .block = (uint32_t)kvl_tuned(tuning, "attend", "block", exact),
+        .rows = (uint32_t)kvl_tuned(tuning, "attend", "rows", exact),
+        .splits = (uint32_t)kvl_tuned(tuning, "attend", "splits", exact),
+        .group = (uint32_t)kvl_tuned(tuning, "attend", "group", exact),
+    };
+}
 
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config)
 {
@@ -27,6 +46,12 @@ uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_si
     return open > side->tail ? sealed + (open - side->tail) / side->shape.unit * side->shape.unit : sealed;
 }
 
+uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end)
+{
+    if (end < layer->sink + side->tail) return layer->sink;
+    return layer->sink + (end - layer->sink - side->tail) / side->shape.unit * side->shape.unit;
+}
+
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body)
 {
     const uint64_t room = (uint64_t)side->slots * side->dims.page_tokens;
@@ -38,12 +63,40 @@ const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
     return side->table == NULL ? NULL : side->table + (size_t)h * side->shape.table_floats;
 }
 
+uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
+{
+    if (position <= layer->sink) return position;
+    const uint32_t tail = layer->side[side].tail, body = position - layer->sink;
+    const uint32_t open = plan->config.protocol != KVL_P1_FAKE_QUANT ? position - sealed : body < tail ? body : tail;
+    return layer->sink + open;
+}
+
 kvl_status kvl_side_bytes(const struct kvl_side_plan *side, uint64_t tokens, struct kvl_codec_bytes *out)
 {
     *out = (struct kvl_codec_bytes){0};
     if (side->codec->bytes(side->priv, &side->dims, tokens, out) != 0)
         return kvl_fail(KVL_E_USAGE, "codec %s: cannot state its bytes", side->codec->head.name);
     return KVL_OK;
+}
+
+/* Under P1 every query reads what came before it encoded, so a group must have all its tokens when its first one is read. */
+static kvl_status check_fake_quant(const struct kvl_cache_config *config, const struct kvl_layer_plan *layer, const struct kvl_side_plan *side)
+{
+    const uint32_t u = kvl_cache_ubatch(config), group = side->shape.group;
+    if (config->protocol != KVL_P1_FAKE_QUANT || u >= config->n_ctx || (u % group == 0 && layer->sink % group == 0)) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "protocol p1 with codec %s needs a window of one ubatch, or ubatch (%u) and sink (%u) multiples of its %u tokens",
+                    side->codec->head.name, u, layer->sink, group);
+}
+
+/* Bytes of one more sealed token of one head: a group's share, rounded up. */
+static kvl_status token_share(const struct kvl_side_plan *side, uint64_t *bytes, uint64_t *scale)
+{
+    const uint32_t group = side->shape.group;
+    struct kvl_codec_bytes all;
+    const kvl_status status = kvl_side_bytes(side, group, &all);
+    *bytes = (all.payload + all.scale + group - 1) / group;
+    *scale = (all.scale + group - 1) / group;
+    return status;
 }
 
 /* Page size: the smallest multiple of what the codec asks for that is at least PAGE_TOKENS. */
@@ -84,6 +137,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     kvl_status status = KVL_OK;
     layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
     layer->window = spec->window;
+    layer->pos = spec->pos;
     layer->rope = spec->rope;
     layer->korder = spec->korder;
     layer->rot = spec->rot;
@@ -91,24 +145,25 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     KVL_TRY(kvl_rotation_size(spec->rot, plan->dims.head_dim, &layer->rot_m));
     for (int s = 0; s < KVL_SIDES; s++) {
         struct kvl_side_plan *side = &layer->side[s];
-        struct kvl_codec_bytes one;
+        uint64_t scale_bytes;
         KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
         KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, side));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
-        if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         if (side->tail < side->shape.tail_min)
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
                             side->shape.tail_min);
+        if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         uint64_t body = config->n_ctx - layer->sink;
         if (layer->window != 0 && body > (uint64_t)layer->window + u - 1) body = (uint64_t)layer->window + u - 1;
+        else if (config->protocol != KVL_P1_FAKE_QUANT) body -= side->tail < body ? side->tail : body;
         if (body == 0) body = 1; /* a stream has at least one page, so that kernels have a slab */
         side->slots = (uint32_t)((body + side->dims.page_tokens - 1) / side->dims.page_tokens);
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
         if (kept > layer->ring) layer->ring = kept;
-        KVL_TRY(kvl_side_bytes(side, 1, &one));
-        side->token_bytes = one.payload + one.scale;
-        layer->token_bytes += (one.payload + one.scale) * plan->dims.n_kv_head;
-        layer->token_scale_bytes += one.scale * plan->dims.n_kv_head;
+        KVL_TRY(check_fake_quant(config, layer, side));
+        KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
+        layer->token_bytes += side->token_bytes * plan->dims.n_kv_head;
+        layer->token_scale_bytes += scale_bytes * plan->dims.n_kv_head;
     }
     if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
     layer->exact_row_bytes = (uint64_t)plan->dims.head_dim * (config->exact ? 4 : 2);
@@ -145,8 +200,11 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->table_offset = plan->n_entries;
         for (int s = 0; s < KVL_SIDES; s++) plan->n_entries += (uint64_t)layer->side[s].slots * plan->dims.n_kv_head;
+        if (plan->evicts) plan->n_entries += plan->dims.n_kv_head;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
+    plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
+    if (plan->evicts) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
             for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
@@ -180,12 +238,33 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         plan->bytes_per_token += layer->token_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    const uint32_t group = plan->dims.n_head / plan->dims.n_kv_head; /* splits x rows of a tile: cache.c, split_count */
-    const uint64_t rows = (uint64_t)kvl_attend_groups(&plan->limits) * (group > TILE_ROWS ? group : TILE_ROWS);
+    const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */
+    const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
     plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
     plan->status_bytes = 16;
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->n_table_floats * sizeof(float);
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
+}
+
+/* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
+static kvl_status bound_pages(struct kvl_cache_plan *plan)
+{
+    const struct kvl_cache_dims *dims = &plan->dims;
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
+        const kvl_status status =
+            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
+        if (status != KVL_OK) return status;
+        for (int s = 0; s < KVL_SIDES; s++) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+        }
+    }
+    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
+    return KVL_OK;
 }
 
 static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
@@ -199,16 +278,23 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
                                struct kvl_cache_plan *out)
 {
     kvl_status status = KVL_OK;
-    *out = (struct kvl_cache_plan){.dims = *dims, .config = *config, .limits = *limits};
+    *out = (struct kvl_cache_plan){
+        .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
+    out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
-    if (config->protocol == KVL_P3_PREFILL_EXACT)
-        return kvl_fail(KVL_E_UNSUPPORTED, "protocol p3 scores a continuation of a compressed prompt; use p1, p2 or p4 here");
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec);
+    if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
+        return kvl_fail(KVL_E_USAGE, "keep= evicts at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+    if (out->evicts && kvl_spec_windowed(config->spec))
+        return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
+                                           "use keep=streaming with a budget, or another protocol");
     KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
     KVL_TRY(place_all(out));
     place_tables(out);
     sum_bytes(out);
+    if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));
 done:
     if (status != KVL_OK) kvl_cache_plan_free(out);

@@ -16,17 +16,7 @@ static const cyaml_schema_value_t preset_schema = {CYAML_VALUE_MAPPING(CYAML_FLA
 static const cyaml_schema_value_t list_schema = {
     CYAML_VALUE_SEQUENCE(CYAML_FLAG_POINTER, struct kvl_preset, &preset_schema, 0, CYAML_UNLIMITED)};
 
-/* libcyaml's allocator: size 0 frees. */
-static void *yaml_memory(void *context, void *block, size_t size)
-{
-    if (size == 0)
-        kvl_free(&block);
-    else if (kvl_realloc(&block, size, 1) != KVL_OK)
-        return NULL;
-    return block;
-}
-
-static const cyaml_config_t yaml_config = {.mem_fn = yaml_memory, .log_level = CYAML_LOG_ERROR};
+static const cyaml_config_t yaml_config = {.mem_fn = kvl_mem_hook, .log_level = CYAML_LOG_ERROR};
 
 kvl_status kvl_presets_load(struct kvl_presets *out)
 {

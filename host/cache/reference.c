@@ -120,8 +120,8 @@ static kvl_status round_trip_head(const struct kvl_side_plan *side, const float 
     return KVL_OK;
 }
 
-/* records [T][H][D] -> decoded, as they are after encode and decode (tokens below `sink` are copied). */
-static kvl_status round_trip(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *records, float *decoded)
+kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *records,
+                                float *decoded)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
@@ -153,7 +153,7 @@ static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum 
     KVL_TRY(form_open(plan, l, side, rope, &form));
     KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
     for (size_t i = 0; i < (size_t)n_tokens * heads * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
-    KVL_TRY(round_trip(plan, l, side, n_tokens, exact, coded));
+    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, exact, coded));
     for (size_t row = 0; row < (size_t)n_tokens * heads; row++) {
         KVL_TRY(from_record(&form, (uint32_t)(row / heads), exact + row * d));
         KVL_TRY(from_record(&form, (uint32_t)(row / heads), coded + row * d));

@@ -20,13 +20,15 @@ enum { N_BUILTIN = sizeof builtin / sizeof *builtin };
 static const struct kvl_plugin_head **loaded;
 static size_t n_loaded;
 
-/* Sizes of ABI 1.0: structs grow at their end, so every plug-in of this major has at least these bytes. */
+/* Least sizes, those of the minor version that brought a kind: structs grow at their end, so every plug-in of this major has at least these bytes. */
 static const struct kind {
     enum kvl_plugin_kind kind;
     const char *name;
     size_t least_size;
 } kinds[] = {
     {KVL_KIND_CODEC, "codec", offsetof(struct kvl_codec, reserved2) + sizeof(uint32_t)},
+    {KVL_KIND_SCORE, "score", offsetof(struct kvl_score, wrap) + sizeof(void *)},
+    {KVL_KIND_BUDGET, "budget", offsetof(struct kvl_budget, split) + sizeof(void *)},
 };
 
 size_t kvl_registry_count(void) { return N_BUILTIN + n_loaded; }
@@ -65,18 +67,18 @@ static kvl_status check_abi(const struct kvl_plugin_head *head, const char *orig
                         "%s: the %s's struct_size is %u bytes, ABI %d.0 needs at least %zu: set it to sizeof(struct kvl_%s)",
                         origin, kinds[i].name, head->struct_size, KVL_ABI_MAJOR, kinds[i].least_size, kinds[i].name);
     }
-    return kvl_fail(KVL_E_UNSUPPORTED, "%s: plug-in of kind %u, this kvlab has kind %d (codec)", origin, head->kind,
-                    KVL_KIND_CODEC);
+    return kvl_fail(KVL_E_UNSUPPORTED, "%s: plug-in of kind %u, this kvlab has kinds %d (codec), %d (score) and %d (budget)", origin, head->kind,
+                    KVL_KIND_CODEC, KVL_KIND_SCORE, KVL_KIND_BUDGET);
 }
 
 static kvl_status check_options(const struct kvl_plugin_head *head, const char *origin)
 {
     static const size_t size_of_type[] = {
-        [KVL_OPTION_INT] = sizeof(int32_t), [KVL_OPTION_FLOAT] = sizeof(double), [KVL_OPTION_CHOICE] = sizeof(int32_t)};
+        [KVL_OPTION_INT] = sizeof(int32_t), [KVL_OPTION_FLOAT] = sizeof(double), [KVL_OPTION_CHOICE] = sizeof(int32_t), [KVL_OPTION_SCORE] = 0};
     if (head->n_options > 0 && head->options == NULL) return kvl_fail(KVL_E_FORMAT, "%s: %s: no option table", origin, head->name);
     for (uint32_t i = 0; i < head->n_options; i++) {
         const struct kvl_option *o = &head->options[i];
-        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_CHOICE ||
+        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_SCORE ||
             (o->type == KVL_OPTION_CHOICE && o->choices == NULL))
             return kvl_fail(KVL_E_FORMAT, "%s: %s: option %u lacks a name, a help text, a known type or its choices", origin,
                             head->name, i);
@@ -99,6 +101,24 @@ static kvl_status check_codec(const struct kvl_codec *codec, const char *origin)
                     codec->head.name);
 }
 
+static kvl_status check_score(const struct kvl_score *score, const char *origin)
+{
+    if ((score->ref != NULL) != (score->wrap != NULL)) return KVL_OK;
+    return kvl_fail(KVL_E_FORMAT, "%s: score %s needs ref, or wrap if it changes another score, and not both", origin, score->head.name);
+}
+
+/* Every budget begins with an amount, so that the host can resolve it. */
+static kvl_status check_budget(const struct kvl_budget *budget, const char *origin)
+{
+    static const struct kvl_option amount[] = {KVL_AMOUNT_OPTIONS};
+    const uint32_t n = sizeof amount / sizeof *amount;
+    bool starts = budget->head.n_options >= n;
+    for (uint32_t i = 0; starts && i < n; i++)
+        starts = strcmp(budget->head.options[i].name, amount[i].name) == 0 && budget->head.options[i].offset == amount[i].offset &&
+                 budget->head.options[i].type == amount[i].type;
+    return starts ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: budget %s: its options must begin with KVL_AMOUNT_OPTIONS", origin, budget->head.name);
+}
+
 static kvl_status check_head(const struct kvl_plugin_head *head, const char *origin)
 {
     kvl_status status = check_abi(head, origin);
@@ -106,7 +126,11 @@ static kvl_status check_head(const struct kvl_plugin_head *head, const char *ori
     if (head->name == NULL || *head->name == '\0' || head->summary == NULL)
         return kvl_fail(KVL_E_FORMAT, "%s: a plug-in without name or summary", origin);
     if ((status = check_options(head, origin)) != KVL_OK) return status;
-    return check_codec((const struct kvl_codec *)head, origin);
+    switch (head->kind) {
+    case KVL_KIND_SCORE: return check_score((const struct kvl_score *)head, origin);
+    case KVL_KIND_BUDGET: return check_budget((const struct kvl_budget *)head, origin);
+    default: return check_codec((const struct kvl_codec *)head, origin);
+    }
 }
 
 kvl_status kvl_registry_check(const struct kvl_plugin_head *head) { return check_head(head, "plug-in"); }

@@ -37,6 +37,10 @@ void kvl_instance_free(struct kvl_instance *instance);
 /* "int8(group=32,sym)"; only options that differ from their defaults, unless `all`. Appends. */
 struct kvl_text;
 kvl_status kvl_instance_print(const struct kvl_instance *instance, bool all, struct kvl_text *out);
+/* The same for a score that wraps another, whose text is `of`. */
+kvl_status kvl_instance_print_around(const struct kvl_instance *instance, bool all, const char *of, struct kvl_text *out);
+/* The value that an options text gives option `name`; false if it gives none. */
+bool kvl_options_find(const struct kvl_slice *text, const char *name, struct kvl_slice *value);
 
 /* Defaults, then the values of `text`, into priv by a table; `owner` is named in errors. The parser behind kvl_instance_new. */
 kvl_status kvl_options_set(const char *owner, const struct kvl_option *options, uint32_t n, void *priv, const struct kvl_slice *text);

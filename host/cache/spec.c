@@ -4,6 +4,7 @@
 #include "mem.h"
 #include "presets.h"
 #include "rotation.h"
+#include "select.h"
 #include "slice.h"
 #include <ctype.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@
 static const struct missing {
     const char *key, *word; /* word NULL: the key as a whole */
 } missing_methods[] = {
-    {"codec", "latent"}, {"pos", "compact"}, {"keep", NULL}, {"budget", NULL}, {"when", NULL},
+    {"codec", "latent"},
 };
 
 static bool is_missing(const char *key, const struct kvl_slice *word)
@@ -63,11 +64,11 @@ done:
     return status;
 }
 
-static kvl_status codec_words(struct kvl_text *out)
+static kvl_status plugin_words(enum kvl_plugin_kind kind, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < kvl_registry_count(); i++)
-        if (kvl_registry_at(i)->kind == KVL_KIND_CODEC)
+        if (kvl_registry_at(i)->kind == kind)
             KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", kvl_registry_at(i)->name));
 done:
     return status;
@@ -88,20 +89,22 @@ done:
 
 /* ---- setters and printers, one pair a kind of key ---- */
 
-static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name)
+static const struct kvl_plugin_head *find_plugin(enum kvl_plugin_kind kind, const struct kvl_slice *name)
 {
     for (size_t i = 0; i < kvl_registry_count(); i++) {
         const struct kvl_plugin_head *head = kvl_registry_at(i);
-        if (head->kind == KVL_KIND_CODEC && kvl_slice_is(name, head->name)) return head;
+        if (head->kind == kind && kvl_slice_is(name, head->name)) return head;
     }
     return NULL;
 }
+
+static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name) { return find_plugin(KVL_KIND_CODEC, name); }
 
 static kvl_status fail_no_codec(const struct value *value)
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
     if (is_missing("codec", &value->name))
         status = fail_missing("codec", &value->name, &words);
     else
@@ -247,10 +250,92 @@ static kvl_status print_table(const struct key *key, const struct kvl_layer_spec
     return kvl_text_printf(out, "%s", entry->table_path ? entry->table_path : "none");
 }
 
+/* ---- eviction ---- */
+
+static void free_keep(struct kvl_layer_spec *entry)
+{
+    for (uint32_t i = 0; i < entry->n_keep; i++) kvl_instance_free(&entry->keep[i]);
+    entry->n_keep = 0;
+}
+
+static kvl_status fail_no_plugin(enum kvl_plugin_kind kind, const struct kvl_slice *name)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(plugin_words(kind, &words));
+    KVL_TRY(kvl_text_printf(&words, "|none"));
+    status = kvl_fail_unknown(name, kvl_plugin_kind_name(kind), words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+static kvl_status scan_value(struct kvl_slice *rest, struct value *out);
+
+/* A score, after the one it wraps if it does. */
+static kvl_status add_score(const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_plugin_head *plugin = find_plugin(KVL_KIND_SCORE, &value->name);
+    struct kvl_slice of;
+    if (plugin == NULL) return fail_no_plugin(KVL_KIND_SCORE, &value->name);
+    if (((const struct kvl_score *)plugin)->wrap != NULL) {
+        struct value inner;
+        if (!kvl_options_find(&value->args, "of", &of))
+            return kvl_fail_at(&value->name, "write of=SCORE among its options", "%s changes another score, and none is named", plugin->name);
+        KVL_TRY(scan_value(&of, &inner));
+        KVL_TRY(add_score(&inner, entry));
+    }
+    if (entry->n_keep == KVL_MAX_KEEP) return kvl_fail_at(&value->name, "wrap fewer", "scores are nested more than %d deep", KVL_MAX_KEEP);
+    KVL_TRY(kvl_instance_new_at(plugin, &value->args, &entry->keep[entry->n_keep]));
+    entry->n_keep++;
+done:
+    return status;
+}
+
+static kvl_status set_keep(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    free_keep(entry);
+    return kvl_slice_is(&value->name, "none") ? no_args(key, value) : add_score(value, entry);
+}
+
+static kvl_status print_keep(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text inner = {0}, outer = {0};
+    KVL_TRY(kvl_text_printf(&inner, "none"));
+    for (uint32_t i = 0; i < entry->n_keep; i++) {
+        outer.size = 0;
+        KVL_TRY(kvl_instance_print_around(&entry->keep[i], true, inner.data, &outer));
+        inner.size = 0;
+        KVL_TRY(kvl_text_append(&inner, outer.data, outer.size));
+    }
+    KVL_TRY(kvl_text_append(out, inner.data, inner.size));
+done:
+    kvl_text_free(&inner);
+    kvl_text_free(&outer);
+    return status;
+}
+
+static kvl_status set_budget(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_instance_free(&entry->budget);
+    if (kvl_slice_is(&value->name, "none")) return no_args(key, value);
+    const struct kvl_plugin_head *plugin = find_plugin(KVL_KIND_BUDGET, &value->name);
+    if (plugin == NULL) return fail_no_plugin(KVL_KIND_BUDGET, &value->name);
+    return kvl_instance_new_at(plugin, &value->args, &entry->budget);
+}
+
+/* Only what differs from the defaults: three of the four amounts are not given. */
+static kvl_status print_budget(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    return entry->budget.plugin == NULL ? kvl_text_printf(out, "none") : kvl_instance_print(&entry->budget, false, out);
+}
+
 enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
 #define FIELD(name) offsetof(struct kvl_layer_spec, name)
 _Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
-                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int),
+                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int) && sizeof(enum kvl_when) == sizeof(int),
                "choices are stored as int");
 
 /* Applied in this order: the keys of one side come after those of both and so beat them. */
@@ -266,9 +351,9 @@ static const struct key keys[] = {
     {"ktail", set_tail, print_tail, SIDE_K},
     {"vtail", set_tail, print_tail, SIDE_V},
     {"window", set_count, print_count, 0, FIELD(window)},
-    {"keep"},
-    {"budget"},
-    {"when"},
+    {"keep", set_keep, print_keep},
+    {"budget", set_budget, print_budget},
+    {"when", set_choice, print_choice, 0, FIELD(when), "prefill"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
     {"table", set_table, print_table, .silent = "none"},
 };
@@ -339,6 +424,15 @@ static kvl_status scan_args(struct kvl_slice *rest, struct value *out)
     out->args.at++;
     out->args.n -= 2;
     return KVL_OK;
+}
+
+/* name(args), and nothing behind it. */
+static kvl_status scan_value(struct kvl_slice *rest, struct value *out)
+{
+    *out = (struct value){.key = kvl_slice_take(rest, 0), .name = kvl_slice_take(rest, word_length(rest))};
+    if (out->name.n == 0) return fail_unexpected(*rest);
+    const kvl_status status = scan_args(rest, out);
+    return status == KVL_OK && rest->n > 0 ? fail_unexpected(*rest) : status;
 }
 
 static kvl_status scan_item(struct kvl_slice *rest, struct value *out)
@@ -447,7 +541,7 @@ static kvl_status fail_unknown_word(const struct parser *p, const struct kvl_sli
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
     for (unsigned i = 0; i < p->presets.n; i++) KVL_TRY(kvl_text_printf(&words, "|%s", p->presets.preset[i].name));
     status = kvl_fail_unknown(word, "codec or preset", words.data);
 done:
@@ -511,6 +605,8 @@ struct kvl_spec {
 static void free_entry(struct kvl_layer_spec *entry)
 {
     for (int side = 0; side < KVL_SIDES; side++) kvl_instance_free(&entry->codec[side]);
+    free_keep(entry);
+    kvl_instance_free(&entry->budget);
     kvl_free(&entry->table_path);
     kvl_table_free(&entry->table);
 }
@@ -538,6 +634,22 @@ static kvl_status check_rope_stage(const struct kvl_layer_spec *entry)
                     pre ? "before" : "after", pre ? "post" : "pre");
 }
 
+/* A score and a budget belong together, and a window already says what goes. */
+static kvl_status check_eviction(const struct kvl_layer_spec *entry)
+{
+    const struct kvl_plugin_head *score = entry->keep[0].plugin, *budget = entry->budget.plugin;
+    uint32_t target;
+    double fraction;
+    if (entry->n_keep == 0 && budget == NULL)
+        return entry->pos == KVL_POS_KEEP ? KVL_OK : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    if (entry->n_keep == 0) return kvl_fail(KVL_E_USAGE, "--kv: budget=%s without a score: add keep=, or leave it out", budget->name);
+    if (budget == NULL) return kvl_fail(KVL_E_USAGE, "--kv: keep=%s without a budget: add budget=uniform(kept=0.5) or another", score->name);
+    if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and keep= both say which tokens stay: use one of them");
+    if (entry->rope == KVL_STORE_PRE_ROPE && entry->pos == KVL_POS_KEEP)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: rope=pre turns kept keys by their places: add pos=compact, or use rope=post");
+    return kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
+}
+
 /* A rotation mixes channels, and some codecs treat each by what it holds. */
 static kvl_status check_rotation(const struct kvl_layer_spec *entry)
 {
@@ -559,6 +671,7 @@ static kvl_status make_entry(const struct scope *base, const struct scope *overr
     KVL_TRY(apply(base, entry));
     if (override != NULL) KVL_TRY(apply(override, entry));
     KVL_TRY(check_rope_stage(entry));
+    KVL_TRY(check_eviction(entry));
     KVL_TRY(check_rotation(entry));
 done:
     return status;
@@ -745,4 +858,11 @@ bool kvl_spec_windowed(const struct kvl_spec *spec)
     bool windowed = spec->base.window != 0;
     for (size_t i = 0; i < spec->n_overrides; i++) windowed = windowed || spec->override[i].entry.window != 0;
     return windowed;
+}
+
+bool kvl_spec_evicts(const struct kvl_spec *spec)
+{
+    bool evicts = spec->base.n_keep != 0;
+    for (size_t i = 0; i < spec->n_overrides; i++) evicts = evicts || spec->override[i].entry.n_keep != 0;
+    return evicts;
 }

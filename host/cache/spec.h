@@ -12,6 +12,8 @@ enum kvl_rope_stage { KVL_STORE_POST_ROPE, KVL_STORE_PRE_ROPE };
 enum kvl_rotation { KVL_ROT_NONE, KVL_ROT_HADAMARD, KVL_ROT_RANDOM };
 enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+enum kvl_when { KVL_WHEN_PREFILL };
+enum { KVL_MAX_KEEP = 4 };
 
 /* A calibration table: what codecs of one model learned from a text, for each stream. */
 struct kvl_table {
@@ -32,6 +34,10 @@ struct kvl_layer_spec {
     uint32_t sink;             /* first tokens in full precision */
     int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
     uint32_t window;           /* 0 = none */
+    struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
+    uint32_t n_keep;           /* 0: every token stays */
+    struct kvl_instance budget; /* unset without keep */
+    enum kvl_when when;
     enum kvl_positions pos;
     char *table_path;          /* table=FILE; NULL = none */
     struct kvl_table table;    /* empty until kvl_spec_load_tables */
@@ -45,8 +51,9 @@ void kvl_spec_free(struct kvl_spec **spec);
 
 /* The entry of layer `layer` (0-based). Never NULL. */
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
-/* Whether any layer slides. */
+/* Whether any layer slides; whether any evicts. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
+bool kvl_spec_evicts(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */
 kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers);
 /* The above, and every codec fits head_dim, and no tail is shorter than its codec needs; the message says the fix. */

@@ -304,12 +304,9 @@ static kvl_status generate(struct generation *g)
     const uint64_t start = kvl_now_ns();
     for (int64_t i = 0; i < args->n; i++) {
         int32_t id;
-        if (kvl_interrupted()) {
-            status =
-                kvl_fail(KVL_E_INTERRUPTED, "interrupted: %lld of %lld tokens are generated", (long long)i, (long long)args->n);
-            goto done;
-        }
-        KVL_TRY(forward(g));
+        status = forward(g);
+        if (status == KVL_E_INTERRUPTED) kvl_fail(status, "interrupted: %lld of %lld tokens are generated", (long long)i, (long long)args->n);
+        KVL_TRY(status);
         KVL_TRY(kvl_sample(&sampler, g->logits, model->dims.n_vocab, (uint64_t)i, &id));
         if (i == 0) g->first_ns = kvl_now_ns() - start;
         if (kvl_tokenizer_is_end(model->tokenizer, id) && !args->ignore_eos) break;

@@ -2,22 +2,26 @@
 #include "cmd.h"
 #include "log.h"
 #include "plan_report.h"
+#include "public_models.h"
 #include "runrecord.h"
 #include "text.h"
+#include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 
 struct args {
     const char *model, *kv, *device;
-    int64_t n_ctx, users, budget, ubatch;
+    int64_t n_ctx, users, budget, ubatch, layers, kv_heads, head_dim;
+    double bandwidth;
     int protocol;
-    bool exact, json;
+    bool exact, json, models, measure;
 };
 
 struct plan {
     const struct args *args;
-    struct kvl_model *model;               /* NULL for a public one */
-    const struct kvl_public_model *public; /* NULL for a file */
+    struct kvl_public_models publics;
+    struct kvl_model *model;        /* NULL for a public one */
+    struct kvl_public_model public; /* as changed by --layers ...; name "" for a file */
     const struct kvl_dims *dims;
     const char *name;
     struct kvl_spec *spec;
@@ -26,55 +30,91 @@ struct plan {
     struct kvl_cache_limits limits;
     struct kvl_session_config config;
     struct kvl_footprint one; /* of one user */
-    uint64_t weights;
+    uint64_t weights, read_weights; /* bytes: all, and those read for a token */
+    double bandwidth;               /* GB/s; 0 = not asked for */
 };
+
+static bool is_public(const struct plan *plan) { return plan->public.name[0] != '\0'; }
 
 /* ---- what is asked ---- */
 
-static kvl_status no_such_model(const char *name)
+static kvl_status no_such_model(const struct plan *plan)
 {
     struct kvl_text names = {0};
     kvl_status status = KVL_OK;
-    for (size_t i = 0; i < kvl_n_public_models; i++) KVL_TRY(kvl_text_printf(&names, " %s", kvl_public_models[i].name));
-    status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", name, names.data);
+    for (size_t i = 0; i < plan->publics.n; i++) KVL_TRY(kvl_text_printf(&names, " %s", plan->publics.model[i].name));
+    status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", plan->args->model, names.data);
 done:
     kvl_text_free(&names);
     return status;
 }
 
-static kvl_status open_model(struct plan *plan)
+/* --layers, --kv-heads, --head-dim: what if the model were built otherwise? */
+static kvl_status change_dims(struct plan *plan)
 {
-    plan->public = kvl_public_model_find(plan->args->model);
-    if (plan->public != NULL) {
-        plan->dims = &plan->public->dims;
-        plan->name = plan->public->name;
-        plan->weights = kvl_public_weights_bytes(plan->public);
-        return KVL_OK;
-    }
-    if (access(plan->args->model, F_OK) != 0) return no_such_model(plan->args->model);
-    const kvl_status status = kvl_model_open(plan->args->model, &plan->model);
-    if (status != KVL_OK) return status;
-    plan->dims = &plan->model->dims;
-    plan->name = plan->model->name;
-    plan->weights = kvl_weights_bytes(plan->model);
+    struct kvl_dims *d = &plan->public.dims;
+    if (plan->args->layers) d->n_layer = (uint32_t)plan->args->layers;
+    if (plan->args->kv_heads) d->n_kv_head = (uint32_t)plan->args->kv_heads;
+    if (plan->args->head_dim) d->head_dim = (uint32_t)plan->args->head_dim;
+    if (d->n_head % d->n_kv_head != 0)
+        return kvl_fail(KVL_E_USAGE, "--kv-heads %u does not divide the %u query heads of %s", d->n_kv_head, d->n_head, plan->name);
     return KVL_OK;
 }
 
-/* Without a device: buffers of at most 4 GiB, and as many compute units as this machine has processors. */
+static kvl_status open_file(struct plan *plan)
+{
+    if (access(plan->args->model, F_OK) != 0) return no_such_model(plan);
+    if (plan->args->layers || plan->args->kv_heads || plan->args->head_dim)
+        return kvl_fail(KVL_E_USAGE, "--layers, --kv-heads and --head-dim change a public model, not a file");
+    kvl_status status = KVL_OK;
+    KVL_TRY(kvl_model_open(plan->args->model, &plan->model));
+    KVL_TRY(kvl_spec_parse(plan->args->kv, &plan->spec));
+    plan->dims = &plan->model->dims;
+    plan->name = plan->model->name;
+    KVL_TRY(kvl_weights_bytes(plan->model, &plan->weights));
+    plan->read_weights = plan->weights;
+done:
+    return status;
+}
+
+static kvl_status open_public(struct plan *plan, const struct kvl_public_model *public)
+{
+    kvl_status status = KVL_OK;
+    plan->public = *public;
+    plan->dims = &plan->public.dims;
+    plan->name = plan->public.name;
+    KVL_TRY(change_dims(plan));
+    KVL_TRY(kvl_public_spec(&plan->public, plan->args->kv, &plan->spec));
+    plan->weights = sizeof(uint16_t) * kvl_public_params(&plan->public);
+    plan->read_weights = sizeof(uint16_t) * kvl_public_active_params(&plan->public);
+done:
+    return status;
+}
+
+/* Without a device: buffers of any size, and as many compute units as this machine has processors. */
 static kvl_status find_limits(struct plan *plan)
 {
-    plan->limits = (struct kvl_cache_limits){1ull << 32, (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
+    kvl_status status = KVL_OK;
+    struct kvl_peaks peaks;
+    plan->limits = (struct kvl_cache_limits){1ull << 48, (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
+    plan->bandwidth = plan->args->bandwidth;
+    if (plan->args->measure && plan->args->device == NULL)
+        return kvl_fail(KVL_E_USAGE, "--measure needs a device to measure: --device D; or state --bandwidth");
     if (plan->args->device == NULL) return KVL_OK;
-    const kvl_status status = kvl_device_open(plan->args->device, &plan->device);
-    if (status != KVL_OK) return status;
+    KVL_TRY(kvl_device_open(plan->args->device, &plan->device));
     const struct kvl_caps *caps = kvl_device_caps(plan->device);
-    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units};
-    return KVL_OK;
+    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(plan->device)};
+    if (plan->args->measure) {
+        KVL_TRY(kvl_device_measure(plan->device, &peaks));
+        plan->bandwidth = peaks.read_gbps;
+    }
+done:
+    return status;
 }
 
 static struct kvl_session_config session_config(const struct args *args, const struct kvl_spec *spec)
 {
-    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P4_STREAMING};
+    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING};
     const int64_t ubatch = protocols[args->protocol] == KVL_P4_STREAMING ? 1 : args->ubatch;
     return (struct kvl_session_config){
         .spec = spec,
@@ -85,16 +125,26 @@ static struct kvl_session_config session_config(const struct args *args, const s
     };
 }
 
+/* A joint record is planned as two equal sides, of which one is there. */
+static void keep_one_side(struct kvl_footprint *one)
+{
+    for (int c = 0; c < KVL_MEM_CLASSES; c++)
+        if (c != KVL_MEM_SCRATCH) one->bytes[c] /= KVL_SIDES;
+    one->bytes_per_token /= KVL_SIDES;
+    one->resident /= KVL_SIDES;
+}
+
 static kvl_status make(struct plan *plan)
 {
     const struct args *args = plan->args;
     kvl_status status = KVL_OK;
-    KVL_TRY(kvl_spec_parse(args->kv, &plan->spec));
+    const struct kvl_public_model *public = kvl_public_models_find(&plan->publics, args->model);
+    KVL_TRY(public ? open_public(plan, public) : open_file(plan));
     KVL_TRY(kvl_spec_resolved(plan->spec, &plan->resolved));
-    KVL_TRY(open_model(plan));
     KVL_TRY(find_limits(plan));
     plan->config = session_config(args, plan->spec);
     KVL_TRY(kvl_footprint_of(plan->dims, &plan->config, &plan->limits, &plan->one));
+    if (plan->public.joint) keep_one_side(&plan->one);
     if (plan->config.n_ctx > plan->dims->n_ctx_train)
         kvl_warn("%s was trained for %u positions, the plan is for %u", plan->name, plan->dims->n_ctx_train, plan->config.n_ctx);
 done:
@@ -116,7 +166,22 @@ static uint64_t all_bytes(const struct plan *plan, uint64_t users)
     return sum;
 }
 
+/* Of the cache of one user, all but what is reserved and not filled, and the page table. */
+static uint64_t filled_bytes(const struct plan *plan)
+{
+    return plan->one.bytes[KVL_MEM_PAYLOAD] + plan->one.bytes[KVL_MEM_SCALE];
+}
+
+/* Users that a budget holds: as kvlab reserves, and with neither slack nor page tables, which no program can beat. */
 static uint64_t max_users(const struct plan *plan) { return (uint64_t)plan->args->budget / plan->one.resident; }
+static uint64_t users_bound(const struct plan *plan) { return (uint64_t)plan->args->budget / filled_bytes(plan); }
+
+/* One token for each user: the weights are read once and every cache once. No program on this memory is faster. */
+static uint64_t read_bytes(const struct plan *plan)
+{
+    return plan->read_weights + (uint64_t)plan->args->users * filled_bytes(plan);
+}
+static double floor_ns(const struct plan *plan) { return (double)read_bytes(plan) / plan->bandwidth; }
 
 static kvl_status print_json(const struct plan *plan)
 {
@@ -133,7 +198,7 @@ static kvl_status print_json(const struct plan *plan)
         {"bytes_per_token", (double)plan->one.bytes_per_token, true},
         {"payload_bytes", (double)class_bytes(plan, KVL_MEM_PAYLOAD, users), true},
         {"resident_bytes", (double)(plan->one.resident * users), true},
-        {"peak_bytes", (double)(plan->one.resident * users), true},
+        {"peak_bytes", (double)(plan->one.peak * users), true},
         {"users", (double)users, true},
     };
     struct kvl_fact classes[KVL_MEM_CLASSES];
@@ -142,9 +207,15 @@ static kvl_status print_json(const struct plan *plan)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         cJSON_AddItemToObject(object, texts[i].name, texts[i].value ? cJSON_CreateString(texts[i].value) : cJSON_CreateNull());
     KVL_TRY(kvl_json_facts(object, facts, sizeof facts / sizeof *facts));
-    cJSON_AddItemToObject(object, "max_users",
-                          plan->args->budget ? cJSON_CreateNumber((double)max_users(plan)) : cJSON_CreateNull());
-    cJSON_AddBoolToObject(object, "weights_estimated", plan->public != NULL || plan->device == NULL);
+    const struct kvl_fact answers[] = {
+        {"max_users", plan->args->budget ? (double)max_users(plan) : NAN, true},
+        {"max_users_bound", plan->args->budget ? (double)users_bound(plan) : NAN, true},
+        {"read_bytes", (double)read_bytes(plan), true},
+        {"bandwidth_gbps", plan->bandwidth != 0.0 ? plan->bandwidth : NAN},
+        {"floor_ns", plan->bandwidth != 0.0 ? floor_ns(plan) : NAN},
+    };
+    KVL_TRY(kvl_json_facts(object, answers, sizeof answers / sizeof *answers));
+    cJSON_AddBoolToObject(object, "weights_estimated", is_public(plan) || plan->device == NULL);
     for (int c = 0; c < KVL_MEM_CLASSES; c++)
         classes[c] = (struct kvl_fact){kvl_mem_class_name[c], (double)class_bytes(plan, c, users), true};
     KVL_TRY(kvl_json_facts(cJSON_AddObjectToObject(object, "bytes"), classes, KVL_MEM_CLASSES));
@@ -171,13 +242,17 @@ static void print_table(const struct plan *plan)
                                                        [KVL_MEM_SCRATCH] = "forward pass and attention"};
     const struct kvl_dims *d = plan->dims;
     const uint64_t users = (uint64_t)plan->args->users;
-    const char *weights = plan->public   ? "estimated: matrices in binary16"
+    const char *weights = is_public(plan) ? "estimated: parameters in binary16"
                           : plan->device ? "packed"
                                          : "estimated: packing is the device's choice";
     printf("model     %s: %u layers, %u query and %u key-value heads of %u\n", plan->name, d->n_layer, d->n_head, d->n_kv_head,
            d->head_dim);
-    printf("device    %s, buffers up to %llu bytes\n", plan->device ? kvl_device_caps(plan->device)->name : "none",
-           (unsigned long long)plan->limits.max_alloc_bytes);
+    if (is_public(plan)) printf("source    %s\n", plan->public.source);
+    if (plan->device)
+        printf("device    %s, buffers up to %llu bytes\n", kvl_device_caps(plan->device)->name,
+               (unsigned long long)plan->limits.max_alloc_bytes);
+    else
+        printf("device    none, buffers of any size\n");
     printf("kv        %s\n", plan->resolved.data);
     printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[plan->config.protocol], plan->config.ubatch,
            plan->config.exact ? ", exact" : "");
@@ -188,23 +263,59 @@ static void print_table(const struct plan *plan)
         print_row(kvl_mem_class_name[c], class_bytes(plan, c, 1), class_bytes(plan, c, users),
                   c == KVL_MEM_WEIGHTS ? weights : notes[c]);
     print_row("resident", plan->one.resident, plan->one.resident * users, "the cache: all but weights and scratch");
+    if (plan->one.peak != plan->one.resident)
+        print_row("peak", plan->one.peak, plan->one.peak * users, "with a layer's rows in full precision, while a prompt is compressed");
     print_row("total", all_bytes(plan, 1), all_bytes(plan, users), "");
     if (plan->args->budget)
-        printf("\n%lld bytes hold the caches of %llu users\n", (long long)plan->args->budget, (unsigned long long)max_users(plan));
+        printf("\n%lld bytes hold the caches of %llu users; without slack and page tables %llu\n", (long long)plan->args->budget,
+               (unsigned long long)max_users(plan), (unsigned long long)users_bound(plan));
+    if (plan->bandwidth != 0.0)
+        printf("\na token for %s reads %llu bytes: at %.1f GB/s at least %.3f ms, at most %.1f tokens/s\n",
+               users == 1 ? "the user" : "each user", (unsigned long long)read_bytes(plan), plan->bandwidth, floor_ns(plan) * 1e-6,
+               (double)users * 1e9 / floor_ns(plan));
+}
+
+static void print_models(const struct kvl_public_models *models)
+{
+    printf("%-16s %6s %11s %8s %8s %7s %8s  %s\n", "name", "layers", "query heads", "kv heads", "head dim", "context", "window", "source");
+    for (size_t i = 0; i < models->n; i++) {
+        const struct kvl_public_model *m = &models->model[i];
+        char window[32] = "";
+        if (m->window) snprintf(window, sizeof window, "%u", m->window);
+        printf("%-16s %6u %11u %8u %8u %7u %8s  %s\n", m->name, m->dims.n_layer, m->dims.n_head, m->dims.n_kv_head, m->dims.head_dim,
+               m->dims.n_ctx_train, m->joint ? "joint" : window, m->source);
+    }
+}
+
+static kvl_status run_plan(struct plan *plan)
+{
+    kvl_status status = KVL_OK;
+    if (plan->args->model == NULL) return kvl_fail(KVL_E_USAGE, "kvlab plan needs --model MODEL (--models lists the public ones)");
+    if (plan->args->n_ctx == 0) return kvl_fail(KVL_E_USAGE, "kvlab plan needs --ctx N (positions reserved for each user)");
+    KVL_TRY(make(plan));
+    if (plan->args->json)
+        KVL_TRY(print_json(plan));
+    else
+        print_table(plan);
+done:
+    return status;
 }
 
 static kvl_status run(void *arguments, size_t n_words, char *const *words)
 {
     struct plan plan = {.args = arguments};
-    kvl_status status = make(&plan);
-    if (status == KVL_OK && plan.args->json)
-        status = print_json(&plan);
-    else if (status == KVL_OK)
-        print_table(&plan);
+    kvl_status status = KVL_OK;
+    KVL_TRY(kvl_public_models_load(&plan.publics));
+    if (plan.args->models)
+        print_models(&plan.publics);
+    else
+        KVL_TRY(run_plan(&plan));
+done:
     kvl_device_close(&plan.device);
     kvl_model_close(&plan.model);
     kvl_text_free(&plan.resolved);
     kvl_spec_free(&plan.spec);
+    kvl_public_models_free(&plan.publics);
     return status;
 }
 
@@ -213,20 +324,30 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
 /* clang-format off */
 static const struct kvl_opt options[] = {
     {.name = "model", .letter = 'm', .type = KVL_OPT_TEXT, .offset = AT(model), .metavar = "MODEL",
-     .help = "a GGUF file, or the name of a public model (below)", .required = true},
+     .help = "a GGUF file, or the name of a public model (see --models)"},
+    {.name = "models", .type = KVL_OPT_FLAG, .offset = AT(models), .help = "list the public models and where their dimensions are from"},
     {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
     {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",
-     .help = "positions reserved for each user", .min = 1, .max = 1 << 24, .required = true},
+     .help = "positions reserved for each user", .min = 1, .max = 1 << 24},
     {.name = "users", .type = KVL_OPT_INT, .offset = AT(users), .metavar = "N", .help = "sequences held at once", .fallback = "1", .min = 1,
      .max = 1 << 20},
     {.name = "budget-bytes", .type = KVL_OPT_INT, .offset = AT(budget), .metavar = "B",
      .help = "bytes for caches (not weights, not scratch): how many users fit?", .min = 1, .max = 1e15},
+    {.name = "bandwidth", .type = KVL_OPT_FLOAT, .offset = AT(bandwidth), .metavar = "GB/S",
+     .help = "memory bandwidth, 10^9 bytes a second: how fast can a token be at best?", .min = 1e-3, .max = 1e9},
+    {.name = "measure", .type = KVL_OPT_FLAG, .offset = AT(measure), .help = "the same with the bandwidth measured on --device"},
+    {.name = "layers", .type = KVL_OPT_INT, .offset = AT(layers), .metavar = "N", .help = "what if the public model had N layers",
+     .min = 1, .max = 1 << 16},
+    {.name = "kv-heads", .type = KVL_OPT_INT, .offset = AT(kv_heads), .metavar = "N",
+     .help = "what if it had N key-value heads: as many as query heads is MHA, 1 is MQA", .min = 1, .max = 1 << 16},
+    {.name = "head-dim", .type = KVL_OPT_INT, .offset = AT(head_dim), .metavar = "N", .help = "what if its heads had N channels", .min = 1,
+     .max = 1 << 16},
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N", .help = "tokens appended at once (p4: always 1)",
      .fallback = "512", .min = 1, .max = 1 << 20},
     {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
-     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p4 what was sealed "
-             "when its token was written",
-     .fallback = "p2", .choices = "p1|p2|p4"},
+     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 a prompt that was "
+             "compressed after it had been read, p4 what was sealed when its token was written",
+     .fallback = "p2", .choices = "p1|p2|p3|p4"},
     KVL_OPTION_EXACT(struct args),
     {.name = "device", .type = KVL_OPT_TEXT, .offset = AT(device), .metavar = "D",
      .help = "plan for this device's limits: index, part of its name, or cpu|gpu (see kvlab devices); without it no device is opened"},
@@ -237,11 +358,13 @@ static const struct kvl_opt options[] = {
 const struct kvl_command kvl_cmd_plan = {
     .name = "plan",
     .summary = "bytes that a cache strategy reserves, before anything is loaded",
-    .details = "public models: llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3-70b llama-3.2-1b mistral-7b\n"
-               "  qwen2.5-0.5b tinyllama-1.1b smollm2-135m opt-13b\n"
-               "\n"
-               "  kvlab plan --model llama-3-70b --ctx 8192 --users 10 --kv int4\n"
-               "  kvlab plan -m data/models/SmolLM2-135M-Instruct.Q4_1.gguf --ctx 2048 --kv \"int4 sink=4 tail=64\" --device 0",
+    .details =
+        "Layers that slide by themselves (gemma) get their window, joint records (deepseek) are planned as one side. Weights of\n"
+        "public models count as binary16; of a mixture of experts, a token reads the active ones.\n"
+        "\n"
+        "  kvlab plan --model llama-3-70b --ctx 8192 --users 10 --kv int4 --budget-bytes 24000000000 --bandwidth 3350\n"
+        "  kvlab plan --model llama-3-70b --ctx 131072 --kv-heads 64\n"
+        "  kvlab plan -m data/models/SmolLM2-135M-Instruct.Q4_1.gguf --ctx 2048 --kv \"int4 sink=4 tail=64\" --device 0",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .args_size = sizeof(struct args),

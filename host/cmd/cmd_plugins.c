@@ -47,14 +47,11 @@ static kvl_status bits_per_element(const struct kvl_plugin_head *plugin, double 
     return status;
 }
 
-static kvl_status make_row(const struct kvl_plugin_head *plugin, struct row *out)
+static kvl_status fill_codec(const struct kvl_plugin_head *plugin, struct row *out)
 {
     const struct kvl_codec *codec = (const struct kvl_codec *)plugin;
     double bits = 0;
-    kvl_status status = bits_per_element(plugin, &bits);
-    *out = (struct row){0};
-    snprintf(out->cell[NAME], sizeof *out->cell, "%s", plugin->name);
-    snprintf(out->cell[KIND], sizeof *out->cell, "%s", kvl_plugin_kind_name(plugin->kind));
+    const kvl_status status = bits_per_element(plugin, &bits);
     snprintf(out->cell[BITS], sizeof *out->cell, "%.4g", bits);
     append_word(out->cell[ROLES], codec->roles & KVL_ROLE_K, "K");
     append_word(out->cell[ROLES], codec->roles & KVL_ROLE_V, "V");
@@ -63,8 +60,16 @@ static kvl_status make_row(const struct kvl_plugin_head *plugin, struct row *out
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_PRE, "pre");
     snprintf(out->cell[MOVABLE], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_MOVABLE ? "yes" : "no");
     snprintf(out->cell[CALIBRATION], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_NEEDS_TABLE ? "needed" : "no");
-    snprintf(out->cell[SUMMARY], sizeof *out->cell, "%s", plugin->summary);
     return status;
+}
+
+static kvl_status make_row(const struct kvl_plugin_head *plugin, struct row *out)
+{
+    *out = (struct row){0};
+    snprintf(out->cell[NAME], sizeof *out->cell, "%s", plugin->name);
+    snprintf(out->cell[KIND], sizeof *out->cell, "%s", kvl_plugin_kind_name(plugin->kind));
+    snprintf(out->cell[SUMMARY], sizeof *out->cell, "%s", plugin->summary);
+    return plugin->kind == KVL_KIND_CODEC ? fill_codec(plugin, out) : KVL_OK;
 }
 
 /* ---- tables ---- */
@@ -140,6 +145,8 @@ static void print_legal(const struct kvl_option *o)
 {
     if (o->type == KVL_OPTION_CHOICE)
         printf("%s", o->choices);
+    else if (o->type == KVL_OPTION_SCORE)
+        printf("a score with its options");
     else if (o->min < o->max)
         printf("%.10g to %.10g", o->min, o->max);
     else
@@ -149,6 +156,10 @@ static void print_legal(const struct kvl_option *o)
 static void print_fallback(const struct kvl_option *o)
 {
     size_t n;
+    if (o->type == KVL_OPTION_SCORE) {
+        printf("none");
+        return;
+    }
     if (o->type != KVL_OPTION_CHOICE) {
         printf("%.10g", o->fallback);
         return;
@@ -159,9 +170,10 @@ static void print_fallback(const struct kvl_option *o)
 
 static void print_plugin(const struct kvl_plugin_head *plugin)
 {
-    printf("%s (%s): %s\nciting: %s\nbyte version %u, plug-in ABI %u.%u\n", plugin->name, kvl_plugin_kind_name(plugin->kind),
-           plugin->summary, plugin->citation ? plugin->citation : "nothing", plugin->byte_version, plugin->abi_major,
-           plugin->abi_minor);
+    printf("%s (%s): %s\nciting: %s\n", plugin->name, kvl_plugin_kind_name(plugin->kind), plugin->summary,
+           plugin->citation ? plugin->citation : "nothing");
+    if (plugin->kind == KVL_KIND_CODEC) printf("byte version %u, ", plugin->byte_version);
+    printf("plug-in ABI %u.%u\n", plugin->abi_major, plugin->abi_minor);
     printf(plugin->n_options > 0 ? "options:\n" : "no options\n");
     for (uint32_t i = 0; i < plugin->n_options; i++) {
         const struct kvl_option *o = &plugin->options[i];
@@ -210,6 +222,7 @@ static cJSON *option_json(const struct kvl_option *o)
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "name", o->name);
     cJSON_AddStringToObject(object, "help", o->help);
+    if (o->type == KVL_OPTION_SCORE) return object;
     if (o->type != KVL_OPTION_CHOICE) {
         cJSON_AddNumberToObject(object, "min", o->min);
         cJSON_AddNumberToObject(object, "max", o->max);
@@ -228,29 +241,35 @@ static cJSON *option_json(const struct kvl_option *o)
     return object;
 }
 
-static kvl_status plugin_json(const struct kvl_plugin_head *plugin, cJSON *list)
+static kvl_status codec_json(const struct kvl_plugin_head *plugin, cJSON *object)
 {
     const struct kvl_codec *codec = (const struct kvl_codec *)plugin;
-    struct row row;
+    struct row row = {0};
     double bits = 0;
-    kvl_status status = make_row(plugin, &row);
+    kvl_status status = fill_codec(plugin, &row);
     if (status == KVL_OK) status = bits_per_element(plugin, &bits);
-    if (status != KVL_OK) return status;
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddItemToArray(list, object);
-    cJSON_AddStringToObject(object, "name", plugin->name);
-    cJSON_AddStringToObject(object, "kind", row.cell[KIND]);
-    cJSON_AddStringToObject(object, "summary", plugin->summary);
-    cJSON_AddStringToObject(object, "citation", plugin->citation ? plugin->citation : "");
     cJSON_AddNumberToObject(object, "byte_version", plugin->byte_version);
     cJSON_AddNumberToObject(object, "bits_per_element", bits);
     cJSON_AddStringToObject(object, "roles", row.cell[ROLES]);
     cJSON_AddStringToObject(object, "rope", row.cell[ROPE]);
     cJSON_AddBoolToObject(object, "movable", codec->flags & KVL_CODEC_MOVABLE);
     cJSON_AddBoolToObject(object, "needs_calibration", codec->flags & KVL_CODEC_NEEDS_TABLE);
+    return status;
+}
+
+static kvl_status plugin_json(const struct kvl_plugin_head *plugin, cJSON *list)
+{
+    kvl_status status = KVL_OK;
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddItemToArray(list, object);
+    cJSON_AddStringToObject(object, "name", plugin->name);
+    cJSON_AddStringToObject(object, "kind", kvl_plugin_kind_name(plugin->kind));
+    cJSON_AddStringToObject(object, "summary", plugin->summary);
+    cJSON_AddStringToObject(object, "citation", plugin->citation ? plugin->citation : "");
+    if (plugin->kind == KVL_KIND_CODEC) status = codec_json(plugin, object);
     cJSON *options = cJSON_AddArrayToObject(object, "options");
     for (uint32_t i = 0; i < plugin->n_options; i++) cJSON_AddItemToArray(options, option_json(&plugin->options[i]));
-    return KVL_OK;
+    return status;
 }
 
 static void preset_json(const struct kvl_preset *preset, cJSON *list)

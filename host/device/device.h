@@ -27,6 +27,7 @@ struct kvl_caps {
     bool subgroups;          /* cl_khr_subgroups, cl_intel_subgroups or OpenCL 3 sub-groups with a non-zero maximum */
     bool int_dot;            /* cl_khr_integer_dot_product, packed 4x8 */
     bool unified_memory;
+    bool masked;             /* $KVLAB_MASK hides something */
 };
 
 /* All devices of all platforms, in platform order, into *list (free with kvl_free). *n may be 0. */
@@ -41,7 +42,6 @@ kvl_status kvl_device_open(const char *choice, struct kvl_device **out);
 void kvl_device_close(struct kvl_device **device); /* blocks; warns about buffers still in the ledger */
 const struct kvl_caps *kvl_device_caps(const struct kvl_device *device);
 kvl_status kvl_device_finish(struct kvl_device *device); /* blocks */
-kvl_status kvl_device_flush(struct kvl_device *device);
 
 /* ---- ledger and buffers ---- */
 

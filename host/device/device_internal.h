@@ -5,6 +5,7 @@
 #ifndef KVL_DEVICE_INTERNAL_H
 #define KVL_DEVICE_INTERNAL_H
 #include "device.h"
+#include "tuning.h"
 #include <CL/cl.h>
 
 /* A device as found on a platform, before it is opened. */
@@ -31,6 +32,7 @@ struct kvl_device {
     struct kvl_buffer *buffers; /* newest first */
     struct kvl_ledger ledger;
     struct kvl_program *programs;
+    struct kvl_tuning tuning;
     uint64_t launches, builds; /* kernels enqueued; programs compiled from source */
     bool profiling;
     struct kvl_pending *pending;
@@ -75,6 +77,8 @@ void kvl_ledger_abandon(struct kvl_device *device); /* at close: warns of each b
 /* The program cache on disk. A miss, a damaged entry and a failed write are not errors. */
 bool kvl_program_cache_load(const char *key, char **binary, size_t *size); /* free with kvl_free */
 void kvl_program_cache_store(const char *key, const void *binary, size_t size);
+
+void kvl_blas_forget(struct kvl_device *device); /* drops what CLBlast keeps for it */
 
 void kvl_program_forget(struct kvl_program *program); /* takes it out of its device and frees it */
 

@@ -84,6 +84,7 @@ static kvl_status mask_caps(struct kvl_caps *caps)
     const char *list = getenv("KVLAB_MASK");
     if (list == NULL) return KVL_OK;
     KVL_TRY(kvl_strdup(&words, list));
+    caps->masked = *words != '\0';
     for (char *word = strtok_r(words, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) KVL_TRY(mask_one(caps, word));
 done:
     kvl_free(&words);
@@ -98,6 +99,7 @@ static kvl_status open_found(struct kvl_device *device, const struct kvl_found *
     device->id = found->id;
     device->caps = found->caps;
     KVL_TRY(mask_caps(&device->caps));
+    KVL_TRY(kvl_tuning_lookup(&device->caps, &device->tuning));
     KVL_TRY(kvl_cl_check(clGetPlatformInfo(found->platform, CL_PLATFORM_VERSION, sizeof device->platform_version - 1,
                                            device->platform_version, NULL),
                          "clGetPlatformInfo", device->caps.platform));
@@ -135,6 +137,7 @@ void kvl_device_close(struct kvl_device **pointer)
     if (device->queue) clFinish(device->queue);
     kvl_profile_drop(device);
     kvl_ledger_abandon(device);
+    kvl_blas_forget(device);
     while (device->programs) kvl_program_forget(device->programs);
     if (device->queue) clReleaseCommandQueue(device->queue);
     if (device->context) clReleaseContext(device->context);
@@ -146,9 +149,4 @@ const struct kvl_caps *kvl_device_caps(const struct kvl_device *device) { return
 kvl_status kvl_device_finish(struct kvl_device *device)
 {
     return kvl_cl_check(clFinish(device->queue), "clFinish", device->caps.name);
-}
-
-kvl_status kvl_device_flush(struct kvl_device *device)
-{
-    return kvl_cl_check(clFlush(device->queue), "clFlush", device->caps.name);
 }

@@ -2,8 +2,8 @@
  * launches and one wait: they need no trust in a device's event clock, and the wait's cost is spread thin. */
 #include "device_internal.h"
 #include "log.h"
+#include "median.h"
 #include <stdio.h>
-#include <stdlib.h>
 
 enum {
     TRIES = 5,
@@ -51,12 +51,6 @@ done:
     return status;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static size_t repeats_for(double once_ns)
 {
     const double wanted = TRY_NS / (once_ns > 1.0 ? once_ns : 1.0);
@@ -72,8 +66,7 @@ static kvl_status time_series(const struct bench *b, const struct series *s, dou
     KVL_TRY(time_launches(b, s, 1, &once));
     if (s->hopeless_ns > 0.0 && once > s->hopeless_ns) return *ns = once, KVL_OK;
     for (int i = 0; i < TRIES; i++) KVL_TRY(time_launches(b, s, s->repeats ? s->repeats : repeats_for(once), tries + i));
-    qsort(tries, TRIES, sizeof *tries, by_value);
-    *ns = tries[TRIES / 2];
+    *ns = kvl_median(tries, TRIES);
 done:
     return status;
 }

@@ -1,10 +1,9 @@
 #include "bench.h"
+#include "median.h"
 #include "mem.h"
 #include "rng.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A decode's warm-up: kernels are built at their first launch, later tokens are all alike. */
 enum { WARM_TOKENS = 4 };
@@ -92,7 +91,6 @@ static kvl_status advance(struct kvl_bench *b, uint32_t n, uint32_t piece, uint3
     kvl_status status = KVL_OK;
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t count = n - done_tokens < piece ? n - done_tokens : piece;
-        if (kvl_interrupted()) return kvl_fail(KVL_E_INTERRUPTED, "interrupted: the repetition is not finished");
         KVL_TRY(kvl_session_forward(b->session, b->token + kvl_session_position(b->session), count, n_logits));
         KVL_TRY(kvl_device_finish(b->rig->device));
         done_tokens += count;
@@ -145,6 +143,7 @@ static kvl_status repeat(struct kvl_bench *b, const struct kvl_bench_test *test,
     kvl_profile_on(b->rig->device, profile);
     KVL_TRY(run_step(b, step, record, ns));
 done:
+    if (status == KVL_E_INTERRUPTED) kvl_fail(status, "interrupted: the repetition is not finished");
     return status;
 }
 
@@ -156,30 +155,16 @@ static void name_test(const struct kvl_bench_test *test, char name[KVL_PHASE_BYT
     if (test->depth) snprintf(name + n, KVL_PHASE_BYTES - (size_t)n, "@d%u", test->depth);
 }
 
-static int compare_ns(const void *a, const void *b)
+static kvl_status least_and_median_ns(const struct kvl_bench_result *r, double *least, double *median)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static kvl_status median_ns(const struct kvl_bench_result *r, double *median)
-{
-    uint64_t *sorted = NULL;
-    const kvl_status status = kvl_alloc(&sorted, r->n_samples, sizeof *sorted);
+    double *ns = NULL;
+    const kvl_status status = kvl_alloc(&ns, r->n_samples, sizeof *ns);
     if (status != KVL_OK) return status;
-    memcpy(sorted, r->sample_ns, r->n_samples * sizeof *sorted);
-    qsort(sorted, r->n_samples, sizeof *sorted, compare_ns);
-    *median = 0.5 * ((double)sorted[(r->n_samples - 1) / 2] + (double)sorted[r->n_samples / 2]);
-    kvl_free(&sorted);
+    for (size_t i = 0; i < r->n_samples; i++) ns[i] = (double)r->sample_ns[i];
+    *median = kvl_median(ns, r->n_samples); /* sorts */
+    *least = ns[0];
+    kvl_free(&ns);
     return KVL_OK;
-}
-
-static uint64_t least_ns(const struct kvl_bench_result *r)
-{
-    uint64_t least = r->sample_ns[0];
-    for (size_t i = 1; i < r->n_samples; i++)
-        if (r->sample_ns[i] < least) least = r->sample_ns[i];
-    return least;
 }
 
 static void summarize(struct kvl_bench_result *r)
@@ -194,13 +179,13 @@ static kvl_status put_row(const struct kvl_bench_result *r, struct kvl_record *r
 {
     static const struct kvl_phase_times none = {0};
     const struct kvl_phase_times *phase = kvl_profile_phase(kvl_record_profile(record), r->name);
-    double median;
-    const kvl_status status = median_ns(r, &median);
+    double least, median;
+    const kvl_status status = least_and_median_ns(r, &least, &median);
     if (status != KVL_OK) return status;
     if (!phase) phase = &none;
     const union kvl_cell cells[sizeof columns / sizeof *columns] = {
         {.text = r->name},     {.u64 = r->test.n_prompt}, {.u64 = r->test.n_gen},  {.u64 = r->test.depth},
-        {.u64 = r->n_samples}, {.f64 = r->tokens_per_s},  {.f64 = r->sd},          {.u64 = least_ns(r)},
+        {.u64 = r->n_samples}, {.f64 = r->tokens_per_s},  {.f64 = r->sd},          {.u64 = (uint64_t)least},
         {.f64 = median},       {.u64 = phase->wall_ns},   {.u64 = phase->span_ns}, {.u64 = phase->busy_ns},
     };
     return kvl_record_row(record, cells);

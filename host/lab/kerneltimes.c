@@ -1,8 +1,8 @@
 #include "kerneltimes.h"
+#include "median.h"
 #include "mem.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const struct kvl_phase_times *kvl_profile_phase(const struct kvl_profile *p, const char *name)
@@ -81,20 +81,14 @@ void kvl_profile_free(struct kvl_profile *p)
     *p = (struct kvl_profile){0};
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 void kvl_kernel_summarize(const struct kvl_profile *p, struct kvl_kernel_times *k, struct kvl_kernel_summary *out)
 {
     double sum = 0.0;
     for (size_t i = 0; i < k->n; i++) sum += k->ns[i];
-    qsort(k->ns, k->n, sizeof *k->ns, compare_doubles);
+    const double median = kvl_median(k->ns, k->n); /* sorts */
     *out = (struct kvl_kernel_summary){
         .ns_min = k->ns[0],
-        .ns_median = 0.5 * (k->ns[(k->n - 1) / 2] + k->ns[k->n / 2]),
+        .ns_median = median,
         .ns_max = k->ns[k->n - 1],
         .ns_sum = sum,
         .gbps = sum > 0.0 ? (double)k->work.bytes / sum : 0.0,

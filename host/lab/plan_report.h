@@ -8,24 +8,11 @@
 struct kvl_footprint {               /* of one session */
     uint64_t bytes[KVL_MEM_CLASSES]; /* when n_ctx tokens were taken in; weights 0 */
     uint64_t bytes_per_token;
-    uint64_t resident; /* all classes but weights and scratch */
+    uint64_t resident; /* all classes but weights and scratch; of a cache that evicts a bound, for a prompt that takes all positions */
+    uint64_t peak;     /* the same, with a layer's rows in full precision while the prompt is compressed */
 };
 kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_session_config *config,
                             const struct kvl_cache_limits *limits, struct kvl_footprint *out);
 
-/* Bytes of all weights as kvl_weights_load packs them. The model was opened, so its tensors are those its architecture names. */
-uint64_t kvl_weights_bytes(const struct kvl_model *model);
-
-/* Dimensions of a model that need not be at hand. */
-struct kvl_public_model {
-    const char *name;
-    struct kvl_dims dims;
-    uint32_t ffn_matrices; /* of a layer: 3 with a gate, else 2 */
-};
-extern const struct kvl_public_model kvl_public_models[];
-extern const size_t kvl_n_public_models;
-const struct kvl_public_model *kvl_public_model_find(const char *name); /* NULL if there is none */
-/* All matrices in binary16. */
-uint64_t kvl_public_weights_bytes(const struct kvl_public_model *model);
 
 #endif

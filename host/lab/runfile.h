@@ -58,6 +58,11 @@ const char *kvl_runfile_path(const struct kvl_runfile *f); /* final path */
 
 /* Prints a file as people read it: provenance, configuration, memory, quality, tables' heads. (kvlab log show) */
 kvl_status kvl_runfile_show(const char *path, bool json);
+/* The file as one tree: the root's attributes, then an object per group under its path ("/steps"): its attributes, and "data" with its
+ * arrays and columns {dims, units, long_name, values}, of each at most `most` values; 0: attributes only. Integers are raw text in the
+ * tree. Free with cJSON_Delete. */
+struct cJSON;
+kvl_status kvl_runfile_read(const char *path, size_t most, struct cJSON **tree);
 /* Trims a .part to its committed rows, sets status "partial", renames to <id>.partial.h5. (kvlab log repair) */
 kvl_status kvl_runfile_repair(const char *path, char *new_path, size_t size);
 

@@ -1,7 +1,7 @@
 /* kvlab log show: reads a run file into one JSON tree, and prints the tree as JSON or for people.
  *
  * Tree: the root's attributes, then an object per group under its path ("/steps"): its attributes, and "data" with its arrays and
- * columns {dims, units, long_name, values}. Values are at most MAX_VALUES of an array; dims say how many there are.
+ * columns {dims, units, long_name, values}. Values are at most `most` of an array; dims say how many there are.
  * The file may come from anywhere: sizes are bounded, types checked, only hard links followed, control characters not printed. */
 #include "runfile.h"
 #include "mem.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_VALUES = 4096, MAX_TEXT = 1 << 20, MAX_DEPTH = 8, NAME_MAX_BYTES = 256 };
+enum { SHOWN_VALUES = 4096, MAX_TEXT = 1 << 20, MAX_DEPTH = 8, NAME_MAX_BYTES = 256 };
 
 /* --- tree ------------------------------------------------------------------------------------------------------------------ */
 
@@ -202,8 +202,8 @@ done:
     return status;
 }
 
-/* Reads as many entries of the first axis as MAX_VALUES allows. */
-static kvl_status add_values(const char *path, hid_t dataset, const struct array *a, cJSON *into)
+/* Reads as many entries of the first axis as `most` values allow. */
+static kvl_status add_values(const char *path, hid_t dataset, const struct array *a, size_t most, cJSON *into)
 {
     kvl_status status = KVL_OK;
     hid_t disk = H5I_INVALID_HID, memory = H5I_INVALID_HID;
@@ -217,8 +217,8 @@ static kvl_status add_values(const char *path, hid_t dataset, const struct array
     for (int i = 1; i < a->rank - a->characters; i++)
         if (!kvl_mul_size(per_entry, a->dims[i], &per_entry)) per_entry = SIZE_MAX;
     const bool fits =
-        e.bytes <= MAX_TEXT && per_entry > 0 && per_entry <= MAX_VALUES && kvl_mul_size(per_entry, e.bytes, &bytes_per_entry);
-    const size_t limit = fits ? MAX_VALUES / per_entry : 0;
+        e.bytes <= MAX_TEXT && per_entry > 0 && per_entry <= most && kvl_mul_size(per_entry, e.bytes, &bytes_per_entry);
+    const size_t limit = fits ? most / per_entry : 0;
     memcpy(count, a->dims, sizeof count);
     if (count[0] > limit) count[0] = limit;
     while (bytes_per_entry > 0 && count[0] > (64u << 20) / bytes_per_entry) count[0] /= 2;
@@ -275,7 +275,7 @@ done:
 }
 
 /* A dataset as {dims, units, long_name, ..., values}; a scalar as its value. `rows`: what of a table's columns counts. */
-static kvl_status read_dataset(const char *path, hid_t dataset, const char *name, uint64_t rows, cJSON *into)
+static kvl_status read_dataset(const char *path, hid_t dataset, const char *name, uint64_t rows, size_t most, cJSON *into)
 {
     kvl_status status = KVL_OK;
     struct array a = {.element.memory_type = H5I_INVALID_HID};
@@ -293,7 +293,7 @@ static kvl_status read_dataset(const char *path, hid_t dataset, const char *name
     if (item != NULL) {
         KVL_TRY(add_dims(path, dataset, &a, item));
         KVL_TRY(read_attributes(path, dataset, item));
-        KVL_TRY(add_values(path, dataset, &a, item));
+        KVL_TRY(add_values(path, dataset, &a, most, item));
     }
     status = add(into, name, item);
     item = NULL;
@@ -317,11 +317,11 @@ static uint64_t committed_rows(hid_t group)
     return rows;
 }
 
-static kvl_status read_group(const char *path, hid_t group, const char *name, int depth, cJSON *root);
+static kvl_status read_group(const char *path, hid_t group, const char *name, int depth, size_t most, cJSON *root);
 
 /* A member of a group: a dataset goes into its "data", a group becomes an object of the root. */
 static kvl_status read_member(const char *path, hid_t parent, const char *parent_name, hsize_t at, H5_index_t index, uint64_t rows,
-                              int depth, cJSON *root, cJSON *data)
+                              int depth, size_t most, cJSON *root, cJSON *data)
 {
     kvl_status status = KVL_OK;
     hid_t object = H5I_INVALID_HID;
@@ -332,14 +332,14 @@ static kvl_status read_member(const char *path, hid_t parent, const char *parent
     if (link.type != H5L_TYPE_HARD || n <= 0 || n >= (ssize_t)sizeof name) goto done;
     if (snprintf(full, sizeof full, "%s/%s", strcmp(parent_name, "/") == 0 ? "" : parent_name, name) >= (int)sizeof full) goto done;
     KVL_H5(path, object = H5Oopen(parent, name, H5P_DEFAULT), "open %s", full);
-    if (H5Iget_type(object) == H5I_DATASET) KVL_TRY(read_dataset(path, object, name, rows, data));
-    if (H5Iget_type(object) == H5I_GROUP && depth < MAX_DEPTH) KVL_TRY(read_group(path, object, full, depth + 1, root));
+    if (H5Iget_type(object) == H5I_DATASET && most > 0) KVL_TRY(read_dataset(path, object, name, rows, most, data));
+    if (H5Iget_type(object) == H5I_GROUP && depth < MAX_DEPTH) KVL_TRY(read_group(path, object, full, depth + 1, most, root));
 done:
     kvl_h5_close(&object);
     return status;
 }
 
-static kvl_status read_group(const char *path, hid_t group, const char *name, int depth, cJSON *root)
+static kvl_status read_group(const char *path, hid_t group, const char *name, int depth, size_t most, cJSON *root)
 {
     kvl_status status = KVL_OK;
     H5G_info_t info;
@@ -352,7 +352,7 @@ static kvl_status read_group(const char *path, hid_t group, const char *name, in
     H5_index_t index = H5_INDEX_CRT_ORDER;
     if (info.nlinks > 0 && H5Lget_info_by_idx(group, ".", index, H5_ITER_INC, 0, &link, H5P_DEFAULT) < 0) index = H5_INDEX_NAME;
     H5Eclear2(H5E_DEFAULT);
-    for (hsize_t i = 0; i < info.nlinks; i++) KVL_TRY(read_member(path, group, name, i, index, rows, depth, root, data));
+    for (hsize_t i = 0; i < info.nlinks; i++) KVL_TRY(read_member(path, group, name, i, index, rows, depth, most, root, data));
     if (data == NULL || cJSON_GetArraySize(data) > 0) {
         cJSON *filled = data;
         data = NULL;
@@ -363,9 +363,10 @@ done:
     return status;
 }
 
-static kvl_status read_file(const char *path, cJSON **tree)
+kvl_status kvl_runfile_read(const char *path, size_t most, cJSON **tree)
 {
     kvl_status status = KVL_OK;
+    kvl_h5_quiet();
     hid_t access_list = H5I_INVALID_HID, file = H5I_INVALID_HID, root = H5I_INVALID_HID;
     char state[KVL_STATUS_BYTES + 1];
     *tree = cJSON_CreateObject();
@@ -376,7 +377,7 @@ static kvl_status read_file(const char *path, cJSON **tree)
     KVL_H5(path, root = H5Gopen2(file, "/", H5P_DEFAULT), "open the root group");
     KVL_TRY(kvl_h5_get_text(path, file, "status", state, sizeof state));
     KVL_TRY(add(*tree, "file", cJSON_CreateString(path)));
-    KVL_TRY(read_group(path, root, "/", 0, *tree));
+    KVL_TRY(read_group(path, root, "/", 0, most, *tree));
 done:
     kvl_h5_close(&root);
     kvl_h5_close(&file);
@@ -592,8 +593,7 @@ kvl_status kvl_runfile_show(const char *path, bool json)
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
-    kvl_h5_quiet();
-    KVL_TRY(read_file(path, &tree));
+    KVL_TRY(kvl_runfile_read(path, SHOWN_VALUES, &tree));
     if (json)
         KVL_TRY(print_json(tree));
     else

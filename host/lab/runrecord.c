@@ -51,8 +51,7 @@ static const struct kvl_column kernel_columns[] = {
 
 /* ---- before the first step ---- */
 
-/* The arguments of this process, as a shell would take them again. */
-static kvl_status command_line(struct kvl_text *out)
+kvl_status kvl_command_line(struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     char *arguments = NULL;
@@ -161,6 +160,27 @@ done:
     return status;
 }
 
+/* tuning_<kernel>: the setting in use, and where it comes from. Exact runs use the defaults of tunables that reorder sums. */
+static kvl_status put_tuning(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_tuning *tuning = kvl_device_tuning(r->config.device);
+    size_t n;
+    const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n);
+    struct kvl_text text = {0};
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+        text.size = 0;
+        snprintf(name, sizeof name, "tuning_%s", kernel[i].name);
+        KVL_TRY(kvl_setting_print(&kernel[i], &tuning->setting[i], &text));
+        KVL_TRY(kvl_text_printf(&text, " (%s)", tuning->source[i]));
+        KVL_TRY(kvl_runfile_text(r->file, "/device", name, text.data));
+    }
+done:
+    kvl_text_free(&text);
+    return status;
+}
+
 static kvl_status put_device(struct kvl_record *r)
 {
     kvl_status status = KVL_OK;
@@ -195,6 +215,7 @@ static kvl_status put_device(struct kvl_record *r)
     };
     for (size_t i = 0; i < COUNT(texts); i++) KVL_TRY(kvl_runfile_text(r->file, "/device", texts[i].name, texts[i].value));
     KVL_TRY(put_facts(r->file, "/device", facts, COUNT(facts)));
+    KVL_TRY(put_tuning(r));
     if (r->config.profile) {
         const struct kvl_peaks *p = &r->profile.peaks;
         const struct kvl_fact peaks[] = {
@@ -212,7 +233,7 @@ static kvl_status create_file(struct kvl_record *r)
     char hash[65];
     KVL_TRY(config_hash(r, hash));
     KVL_TRY(r->config.output ? kvl_text_printf(&path, "%s", r->config.output) : default_path(r->config.command, hash, &path));
-    KVL_TRY(command_line(&command));
+    KVL_TRY(kvl_command_line(&command));
     KVL_TRY(kvl_runfile_create(path.data, command.data, &r->file));
     KVL_TRY(put_config(r, hash));
     KVL_TRY(put_device(r));
@@ -374,7 +395,7 @@ static kvl_status put_plan(struct kvl_record *r)
         .n_layer = d->n_layer, .n_head = d->n_head, .n_kv_head = d->n_kv_head, .head_dim = d->head_dim};
     const struct kvl_cache_config config = {
         .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
-    const struct kvl_cache_limits limits = {.max_alloc_bytes = caps->max_alloc_bytes, .compute_units = caps->compute_units};
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};
     struct kvl_cache_plan plan = {0};
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &limits, &plan));
     const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},

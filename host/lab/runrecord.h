@@ -5,6 +5,7 @@
 #include "kerneltimes.h"
 #include "runfile.h"
 #include "session.h"
+#include "text.h"
 #include <cjson/cJSON.h>
 
 struct kvl_fact { /* a named number */
@@ -61,6 +62,8 @@ struct kvl_profile *kvl_record_profile(struct kvl_record *record);
 
 /* The keys that every command's JSON has. Call after kvl_record_memory and before kvl_record_close. */
 kvl_status kvl_record_json(const struct kvl_record *record, cJSON *object);
+/* The arguments of this process, as a shell would take them again. Appends. */
+kvl_status kvl_command_line(struct kvl_text *out);
 /* Adds facts (NaN as null). */
 kvl_status kvl_json_facts(cJSON *object, const struct kvl_fact *facts, size_t n);
 /* Prints one object on stdout, and a newline. */

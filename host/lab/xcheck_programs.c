@@ -31,7 +31,7 @@ enum { MOST_FILES = 3 };
 static const struct other {
     const char *file[MOST_FILES], *options; /* the last file gives the name */
 } others[] = {
-    {{"platform.cl", "rms.cl", "norm.cl"}, "-DKVL_VECTORS=1"},
+    {{"platform.cl", "rms.cl", "norm.cl"}, "-DKVL_W_LANES=1 -DKVL_ITEMS=256"},
     {{"logprob.cl"}, "-DKVL_WG=256 -DKVL_LANES=4"},
     {{"measure.cl"}, "-DKVL_WIDTH=4 -DKVL_CHAINS=12 -DKVL_FMA=1"},
 };
@@ -106,7 +106,7 @@ static kvl_status add_cache_programs(struct list *list, const char *spec_text, c
     KVL_TRY(kvl_cache_plan_make(dims, &config, &limits, &plan));
     KVL_TRY(add_cache_program(list, &plan, codecs, "store.cl", 1));
     KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", 1));
-    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(dims)));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(&plan)));
 done:
     kvl_cache_plan_free(&plan);
     kvl_spec_free(&spec);
@@ -123,15 +123,16 @@ static kvl_status add_codec(struct list *list, const struct kvl_codec *codec, co
 
 static kvl_status add_linear(struct list *list, const struct kvl_quant_type *type)
 {
-    kvl_status status = KVL_OK;
+    kvl_status status;
     struct kvl_linear_program program;
-    for (size_t i = 0; kvl_linear_program(type, i, &program); i++) {
+    for (size_t i = 0; (status = kvl_linear_program(NULL, type, i, &program)) == KVL_OK; i++) {
         char name[96];
-        snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.options);
-        KVL_TRY(add(list, name, program.options, program.parts, KVL_LINEAR_PARTS));
+        snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.variant);
+        if (!program.vectors_only) status = add(list, name, program.options.data, program.parts, KVL_LINEAR_PARTS);
+        kvl_text_free(&program.options);
+        if (status != KVL_OK) break;
     }
-done:
-    return status;
+    return status == KVL_SKIP ? KVL_OK : status;
 }
 
 static kvl_status add_other(struct list *list, const struct other *other)

@@ -435,7 +435,6 @@ void kvl_gguf_close(struct kvl_gguf **gguf)
 }
 
 const char *kvl_gguf_path(const struct kvl_gguf *gguf) { return gguf->path; }
-uint64_t kvl_gguf_file_bytes(const struct kvl_gguf *gguf) { return gguf->size; }
 
 /* ---- metadata ---- */
 

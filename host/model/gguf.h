@@ -38,7 +38,6 @@ struct kvl_gguf;
 kvl_status kvl_gguf_open(const char *path, struct kvl_gguf **out);
 void kvl_gguf_close(struct kvl_gguf **gguf);
 const char *kvl_gguf_path(const struct kvl_gguf *gguf);
-uint64_t kvl_gguf_file_bytes(const struct kvl_gguf *gguf);
 
 /* Metadata. get_*: false if the key is absent; a present key of another type is KVL_E_FORMAT through kvl_gguf_need_*.
  * Any integer type that fits is accepted where an integer is wanted, f32 and f64 where a float is. */

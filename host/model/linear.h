@@ -12,6 +12,8 @@
 #include "gguf.h"
 #include "quant.h"
 #include "status.h"
+#include "text.h"
+#include "tuning.h"
 
 /* Rows of f32 in a buffer: row t begins at float offset + t * stride. */
 struct kvl_rows {
@@ -48,22 +50,35 @@ void kvl_linear_limit_part(uint64_t bytes);
 
 /* ---- products ---- */
 
-/* Kernels of a device, built when first used. */
+/* Kernels of a device with the settings it has now, built when first used. */
 struct kvl_linear_kernels;
 kvl_status kvl_linear_kernels_new(struct kvl_device *device, struct kvl_linear_kernels **out);
 void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels);
 
-/* The i-th program of a weight type, for compiling it without a device; false behind the last. Several may share their text and
- * options. */
+/* The i-th program of a weight type with the settings of `tuning` (NULL: built-in), for compiling it without a device; KVL_SKIP behind
+ * the last. Several may share their text and options. */
 enum { KVL_LINEAR_PARTS = 7 };
 struct kvl_linear_program {
-    const char *kernel, *options;
+    const char *kernel, *variant; /* variant: options without tunables */
+    bool vectors_only;            /* no device whose float vectors are one wide runs it */
+    struct kvl_text options;      /* all of them; owned: kvl_text_free */
     struct kvl_source parts[KVL_LINEAR_PARTS];
 };
-bool kvl_linear_program(const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out);
+kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out);
+
+/* Where a device's tuning gives products of many tokens to CLBlast: bytes of its scratch for most_tokens tokens and matrices of
+ * most_cols columns (a block of rows unpacked, activations by columns, products). Zeros where gemm.cl makes them: other tunings, few
+ * tokens, `exact`. */
+enum { KVL_LINEAR_SCRATCH = 3 };
+void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact,
+                        uint64_t bytes[KVL_LINEAR_SCRATCH]);
+/* Makes this scratch. Products for which there is none are made by gemm.cl. */
+kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact);
+uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels); /* bytes of it */
 
 /* y[t] = W x[t], or y[t] += W x[t] with `add` (not for swiglu), for T tokens. x and y do not overlap.
- * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32. */
+ * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32 where a work-item has
+ * vectors, and products of many tokens may be CLBlast's. */
 kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                           struct kvl_rows y, bool add, bool exact);
 

@@ -2,7 +2,9 @@
 #include "session.h"
 #include "cache.h"
 #include "linear.h"
+#include "log.h"
 #include "mem.h"
+#include "prompt.h"
 #include "rng.h"
 #include <math.h>
 #include <stdio.h>
@@ -10,23 +12,27 @@
 
 /* ---- weights ---- */
 
-/* Query, key and value matrices may have different types (Q4_K_M and the like): one product for each run of equal types. */
-struct qkv_group {
-    struct kvl_linear linear;
-    uint32_t first_row; /* of the stage row */
+/* A packed matrix: tensors of equal type, their rows one after the other, or gate and value. */
+struct packing {
+    const char *owner; /* for the ledger */
+    const struct kvl_gguf_tensor *tensor[3];
+    size_t n;
+    bool swiglu;
 };
+
+/* The matrices of a layer. Query, key and value matrices may have different types (Q4_K_M and the like): one matrix for each run of
+ * equal types, from QKV on. */
+enum matrix { ATTN_OUTPUT, GATE_UP, FFN_DOWN, QKV, MOST_MATRICES = QKV + 3 };
 
 struct layer_weights {
     struct kvl_buffer *attn_norm, *ffn_norm; /* [E] f32 */
-    struct qkv_group qkv[3];
-    size_t n_qkv;
-    struct kvl_linear attn_output, gate_up, ffn_down; /* gate_up: fused SwiGLU */
+    struct kvl_linear matrix[MOST_MATRICES];
+    size_t n_matrices;
 };
 
 struct kvl_weights {
     const struct kvl_model *model;
     struct kvl_device *device;
-    struct kvl_linear_kernels *kernels;
     struct layer_weights *layer; /* [L] */
     struct kvl_buffer *output_norm;
     struct kvl_linear embedding, output; /* output unset if tied */
@@ -41,11 +47,44 @@ static kvl_status find_tensor(const struct kvl_model *model, int layer, const ch
     return *out != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(model->gguf), full);
 }
 
-static kvl_status load_matrix(struct kvl_weights *w, int layer, const char *name, struct kvl_linear *out)
+static kvl_status pack_one(const struct kvl_model *model, int layer, const char *name, struct packing *out)
 {
+    *out = (struct packing){.owner = "matrix", .n = 1};
+    return find_tensor(model, layer, name, &out->tensor[0]);
+}
+
+static kvl_status pack_layer(const struct kvl_model *model, int layer, struct packing out[MOST_MATRICES], size_t *n)
+{
+    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
+    kvl_status status = KVL_OK;
     const struct kvl_gguf_tensor *tensor;
-    kvl_status status = find_tensor(w->model, layer, name, &tensor);
-    return status == KVL_OK ? kvl_linear_load(w->device, "matrix", layer, &tensor, 1, false, out) : status;
+    size_t last = QKV;
+    KVL_TRY(pack_one(model, layer, "attn_output", &out[ATTN_OUTPUT]));
+    KVL_TRY(pack_one(model, layer, "ffn_down", &out[FFN_DOWN]));
+    out[GATE_UP] = (struct packing){.owner = "gate_up", .n = 2, .swiglu = true};
+    KVL_TRY(find_tensor(model, layer, "ffn_gate", &out[GATE_UP].tensor[0]));
+    KVL_TRY(find_tensor(model, layer, "ffn_up", &out[GATE_UP].tensor[1]));
+    out[QKV] = (struct packing){.owner = "qkv"};
+    for (int i = 0; i < 3; i++) {
+        KVL_TRY(find_tensor(model, layer, names[i], &tensor));
+        if (i > 0 && tensor->type != out[last].tensor[0]->type) out[++last] = (struct packing){.owner = "qkv"};
+        out[last].tensor[out[last].n++] = tensor;
+    }
+    *n = last + 1;
+done:
+    return status;
+}
+
+static kvl_status load_packed(struct kvl_weights *w, int layer, const struct packing *p, struct kvl_linear *out)
+{
+    return kvl_linear_load(w->device, p->owner, layer, p->tensor, p->n, p->swiglu, out);
+}
+
+static kvl_status load_matrix(struct kvl_weights *w, const char *name, struct kvl_linear *out)
+{
+    struct packing packing;
+    const kvl_status status = pack_one(w->model, -1, name, &packing);
+    return status == KVL_OK ? load_packed(w, -1, &packing, out) : status;
 }
 
 static kvl_status load_norm(struct kvl_weights *w, int layer, const char *name, struct kvl_buffer **out)
@@ -64,36 +103,18 @@ done:
     return status;
 }
 
-static kvl_status load_qkv(struct kvl_weights *w, int layer, struct layer_weights *out)
-{
-    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
-    kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor[3];
-    uint32_t row = 0;
-    for (int i = 0; i < 3; i++) KVL_TRY(find_tensor(w->model, layer, names[i], &tensor[i]));
-    for (size_t i = 0, end; i < 3; i = end) {
-        struct qkv_group *group = &out->qkv[out->n_qkv++];
-        for (end = i + 1; end < 3 && tensor[end]->type == tensor[i]->type;) end++;
-        group->first_row = row;
-        KVL_TRY(kvl_linear_load(w->device, "qkv", layer, tensor + i, end - i, false, &group->linear));
-        row += (uint32_t)group->linear.rows;
-    }
-done:
-    return status;
-}
-
 static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weights *out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *gate_up[2];
+    struct packing packing[MOST_MATRICES];
+    size_t n;
     KVL_TRY(load_norm(w, layer, "attn_norm", &out->attn_norm));
     KVL_TRY(load_norm(w, layer, "ffn_norm", &out->ffn_norm));
-    KVL_TRY(load_qkv(w, layer, out));
-    KVL_TRY(load_matrix(w, layer, "attn_output", &out->attn_output));
-    KVL_TRY(find_tensor(w->model, layer, "ffn_gate", &gate_up[0]));
-    KVL_TRY(find_tensor(w->model, layer, "ffn_up", &gate_up[1]));
-    KVL_TRY(kvl_linear_load(w->device, "gate_up", layer, gate_up, 2, true, &out->gate_up));
-    KVL_TRY(load_matrix(w, layer, "ffn_down", &out->ffn_down));
+    KVL_TRY(pack_layer(w->model, layer, packing, &n));
+    while (out->n_matrices < n) {
+        const size_t i = out->n_matrices++;
+        KVL_TRY(load_packed(w, layer, &packing[i], &out->matrix[i]));
+    }
 done:
     return status;
 }
@@ -105,11 +126,10 @@ kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *de
     KVL_TRY(kvl_alloc(&w, 1, sizeof *w));
     w->model = model;
     w->device = device;
-    KVL_TRY(kvl_linear_kernels_new(device, &w->kernels));
     KVL_TRY(kvl_alloc(&w->layer, model->dims.n_layer, sizeof *w->layer));
-    KVL_TRY(load_matrix(w, -1, "token_embd", &w->embedding));
+    KVL_TRY(load_matrix(w, "token_embd", &w->embedding));
     KVL_TRY(load_norm(w, -1, "output_norm", &w->output_norm));
-    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, -1, "output", &w->output));
+    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, "output", &w->output));
     for (uint32_t l = 0; l < model->dims.n_layer; l++) KVL_TRY(load_layer(w, (int)l, &w->layer[l]));
     *out = w;
     w = NULL;
@@ -126,37 +146,70 @@ void kvl_weights_free(struct kvl_weights **weights)
         struct layer_weights *layer = &w->layer[l];
         kvl_buffer_free(&layer->attn_norm);
         kvl_buffer_free(&layer->ffn_norm);
-        for (size_t i = 0; i < layer->n_qkv; i++) kvl_linear_free(&layer->qkv[i].linear);
-        kvl_linear_free(&layer->attn_output);
-        kvl_linear_free(&layer->gate_up);
-        kvl_linear_free(&layer->ffn_down);
+        for (size_t i = 0; i < layer->n_matrices; i++) kvl_linear_free(&layer->matrix[i]);
     }
     kvl_free(&w->layer);
     kvl_buffer_free(&w->output_norm);
     kvl_linear_free(&w->embedding);
     kvl_linear_free(&w->output);
-    kvl_linear_kernels_free(&w->kernels);
     kvl_free(weights);
+}
+
+static uint64_t packed_bytes(const struct packing *p)
+{
+    uint64_t rows = 0;
+    for (size_t i = 0; i < (p->swiglu ? 1 : p->n); i++) rows += p->tensor[i]->dim[1];
+    return kvl_linear_bytes(kvl_quant_type(p->tensor[0]->type), rows, p->tensor[0]->dim[0], p->swiglu);
+}
+
+kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &model->dims;
+    struct packing packing[MOST_MATRICES];
+    size_t n;
+    KVL_TRY(pack_one(model, -1, "token_embd", packing));
+    *bytes = packed_bytes(packing) + (1 + 2 * (uint64_t)dims->n_layer) * dims->n_embd * sizeof(float); /* the norms */
+    if (!dims->tied_output) {
+        KVL_TRY(pack_one(model, -1, "output", packing));
+        *bytes += packed_bytes(packing);
+    }
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        KVL_TRY(pack_layer(model, (int)l, packing, &n));
+        for (size_t i = 0; i < n; i++) *bytes += packed_bytes(&packing[i]);
+    }
+done:
+    return status;
 }
 
 /* ---- scratch of the forward pass ---- */
 
 enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
-_Static_assert((int)N_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
+_Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
 static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
 
 struct kvl_session {
     struct kvl_weights *weights;
     struct kvl_session_config config;
+    struct kvl_linear_kernels *kernels;
     struct kvl_cache *cache;
     struct kvl_buffer *scratch[N_SCRATCH];
+    struct kvl_selection *kept;  /* [L] what the last eviction left */
     struct kvl_counters counters;
     uint64_t launches_before;
 };
 
 static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
 
-void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, uint64_t bytes[KVL_SESSION_SCRATCH])
+/* The widest matrix that tokens go through. */
+static uint64_t most_columns(const struct kvl_dims *dims)
+{
+    const uint64_t heads = (uint64_t)dims->n_head * dims->head_dim, least = heads > dims->n_embd ? heads : dims->n_embd;
+    return dims->n_ff > least ? dims->n_ff : least;
+}
+
+void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
+                         uint64_t bytes[KVL_SESSION_SCRATCH])
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
@@ -168,6 +221,7 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)config->n_ctx * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
 /* cos and sin of position * frequency, in double: [n_ctx][rope_dim / 2][2]. */
@@ -205,8 +259,8 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     struct kvl_cache_plan plan = {0};
     const struct kvl_dims *dims = &weights->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
-    uint64_t bytes[N_SCRATCH];
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
+    uint64_t bytes[KVL_SESSION_SCRATCH];
     if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
         return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
                         weights->model->name, dims->n_ctx_train);
@@ -217,10 +271,13 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
     s->config = *config;
+    KVL_TRY(kvl_alloc(&s->kept, dims->n_layer, sizeof *s->kept));
     KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
-    kvl_session_scratch(dims, config, bytes);
+    kvl_session_scratch(dims, config, limits.tuning, bytes);
     for (int i = 0; i < N_SCRATCH; i++)
         KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
+    KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
+    KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
     KVL_TRY(write_rotary(s));
     KVL_TRY(kvl_session_reset(s));
     *out = s;
@@ -236,6 +293,9 @@ void kvl_session_free(struct kvl_session **session)
     struct kvl_session *s = *session;
     if (s == NULL) return;
     for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
+    for (uint32_t l = 0; s->kept != NULL && l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
+    kvl_free(&s->kept);
+    kvl_linear_kernels_free(&s->kernels);
     kvl_cache_free(&s->cache);
     kvl_free(session);
 }
@@ -243,6 +303,7 @@ void kvl_session_free(struct kvl_session **session)
 kvl_status kvl_session_reset(struct kvl_session *s)
 {
     kvl_cache_reset(s->cache);
+    for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
     s->counters = (struct kvl_counters){0};
     s->launches_before = kvl_device_launches(s->weights->device);
     return KVL_OK;
@@ -251,8 +312,6 @@ kvl_status kvl_session_reset(struct kvl_session *s)
 kvl_status kvl_session_rewind(struct kvl_session *s, uint32_t position) { return kvl_cache_rewind(s->cache, position); }
 
 uint32_t kvl_session_position(const struct kvl_session *s) { return kvl_cache_position(s->cache); }
-struct kvl_device *kvl_session_device(const struct kvl_session *s) { return s->weights->device; }
-const struct kvl_model *kvl_session_model(const struct kvl_session *s) { return s->weights->model; }
 struct kvl_cache *kvl_session_cache(const struct kvl_session *s) { return s->cache; }
 
 /* ---- forward ---- */
@@ -274,43 +333,45 @@ static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights 
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
     const struct kvl_norm norm = norm_of(s, layer->attn_norm);
-    for (size_t i = 0; i < layer->n_qkv; i++) {
-        const struct kvl_rows y = {s->scratch[STAGE], layer->qkv[i].first_row, stride};
-        KVL_TRY(kvl_linear_run_normed(s->weights->kernels, &layer->qkv[i].linear, n, x, &norm, y, s->config.exact));
+    struct kvl_rows y = {s->scratch[STAGE], 0, stride};
+    for (size_t i = QKV; i < layer->n_matrices; i++) {
+        KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
+        y.offset += layer->matrix[i].rows;
     }
 done:
     return status;
 }
 
-static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n)
+/* One layer for n tokens whose hidden rows are given; prompt: NULL, or the prompt that passes through the layers one at a time. */
+static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
     kvl_status status = KVL_OK;
     const struct kvl_weights *w = s->weights;
     const struct kvl_dims *dims = &w->model->dims;
     const struct layer_weights *layer = &w->layer[l];
     const bool exact = s->config.exact;
-    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
     const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
     const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
     KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
-    KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->attn_output, n, attended, hidden, true, exact));
-    KVL_TRY(kvl_linear_run_normed(w->kernels, &layer->gate_up, n, hidden, &ffn_norm, ff, exact));
-    KVL_TRY(kvl_linear_run(w->kernels, &layer->ffn_down, n, ff, hidden, true, exact));
+    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
+    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
+    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
+    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
 done:
     return status;
 }
 
-/* Logits of the last `count` of n tokens into logits rows from `first_row` on. */
-static kvl_status project_logits(struct kvl_session *s, uint32_t n, uint32_t count, uint32_t first_row)
+/* Logits of `count` tokens, whose hidden rows are given, into logits rows from `first_row` on. */
+static kvl_status project_logits(struct kvl_session *s, struct kvl_rows hidden, uint32_t count, uint32_t first_row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_weights *w = s->weights;
     const struct kvl_dims *dims = &w->model->dims;
     const struct kvl_norm norm = norm_of(s, w->output_norm);
     const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
-    KVL_TRY(kvl_linear_run_normed(w->kernels, output, count, rows_of(s, HIDDEN, n - count, dims->n_embd), &norm,
+    KVL_TRY(kvl_linear_run_normed(s->kernels, output, count, hidden, &norm,
                                   rows_of(s, LOGITS, first_row, dims->n_vocab), s->config.exact));
 done:
     return status;
@@ -323,22 +384,132 @@ static uint64_t layer_products(const struct kvl_dims *dims)
     return dims->n_layer * ((uint64_t)dims->n_embd * (2 * q + 2 * kv) + 3ull * dims->n_embd * dims->n_ff);
 }
 
-static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+static void count_forward(struct kvl_session *s, uint32_t n, uint32_t n_logits)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    s->counters.tokens += n;
+    s->counters.kv_computed += n;
+    s->counters.flops += 2 * (n * layer_products(dims) + (uint64_t)n_logits * dims->n_embd * dims->n_vocab);
+}
+
+/* Hidden rows of n tokens, at most a ubatch. */
+static kvl_status embed(struct kvl_session *s, const int32_t *tokens, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
+    if (kvl_interrupted()) return KVL_E_INTERRUPTED;
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
             return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
     KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
-    KVL_TRY(kvl_linear_embed(s->weights->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, rows_of(s, HIDDEN, 0, dims->n_embd)));
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n));
-    if (n_logits != 0) KVL_TRY(project_logits(s, n, n_logits, first_row));
-    kvl_cache_advance(s->cache, n);
-    s->counters.tokens += n;
-    s->counters.kv_computed += n;
-    s->counters.flops += 2 * (n * layer_products(dims) + (uint64_t)n_logits * dims->n_embd * dims->n_vocab);
+    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, hidden));
 done:
+    return status;
+}
+
+static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
+    KVL_TRY(embed(s, tokens, n, hidden));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n, hidden, NULL));
+    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, n - n_logits, dims->n_embd), n_logits, first_row));
+    kvl_cache_advance(s->cache, n);
+    count_forward(s, n, n_logits);
+done:
+    return status;
+}
+
+/* ---- a prompt that is compressed at its end ---- */
+
+/* The first tokens of a session whose cache evicts are its prompt. */
+static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_plan(s->cache)->evicts && kvl_session_position(s) == 0; }
+
+struct piece {
+    uint32_t first, n;
+};
+
+/* The i-th ubatch of n tokens. */
+static struct piece piece_of(const struct kvl_session *s, uint32_t n, uint32_t i)
+{
+    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), first = i * u;
+    return (struct piece){first, n - first < u ? n - first : u};
+}
+static uint32_t pieces_of(const struct kvl_session *s, uint32_t n)
+{
+    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    return (n + u - 1) / u;
+}
+
+/* The attention's output matrix of layer l, [E][Hq * D]; NULL if nothing asks for it. Free with kvl_free. */
+static kvl_status read_output_matrix(const struct kvl_session *s, const struct kvl_prompt *prompt, uint32_t l, float **out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_gguf_tensor *tensor;
+    *out = NULL;
+    if (!kvl_prompt_needs_output(prompt, l)) return KVL_OK;
+    KVL_TRY(find_tensor(s->weights->model, (int)l, "attn_output", &tensor));
+    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
+    const uint64_t n = tensor->dim[0] * tensor->dim[1];
+    KVL_TRY(kvl_alloc(out, n, sizeof **out));
+    type->dequantize(tensor->data, n / type->block, *out);
+done:
+    return status;
+}
+
+/* Layer l of all n tokens, then what the layer keeps. prompt_hidden NULL: the stage's rows as they are stand for keys and values. */
+static kvl_status prompt_layer(struct kvl_session *s, struct kvl_prompt *prompt, uint32_t l, uint32_t n, struct kvl_buffer *prompt_hidden)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t width = s->weights->model->dims.n_embd;
+    float *w_o = NULL;
+    KVL_TRY(read_output_matrix(s, prompt, l, &w_o));
+    KVL_TRY(kvl_prompt_layer(prompt, l));
+    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
+        const struct piece piece = piece_of(s, n, i);
+        if (prompt_hidden != NULL)
+            KVL_TRY(forward_layer(s, l, piece.n, (struct kvl_rows){prompt_hidden, piece.first * width, width}, prompt));
+        else
+            KVL_TRY(kvl_prompt_step(prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL));
+    }
+    kvl_selection_free(&s->kept[l]);
+    KVL_TRY(kvl_prompt_compress(prompt, w_o, s->scratch[STAGE], s->scratch[ROTARY], &s->kept[l]));
+done:
+    kvl_free(&w_o);
+    return status;
+}
+
+static kvl_status prompt_new(struct kvl_session *s, uint32_t n, struct kvl_prompt **out)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_prompt_model model = {dims->n_embd, dims->rope_dim, s->weights->model->rope_freq};
+    return kvl_prompt_new(s->weights->device, s->cache, n, &model, out);
+}
+
+/* All layers, one after the other, each for the whole prompt: hidden states of all tokens are scratch. */
+static kvl_status forward_prompt(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const uint64_t width = dims->n_embd;
+    struct kvl_buffer *hidden = NULL;
+    struct kvl_prompt *prompt = NULL;
+    KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH, n * width * sizeof(float), false, &hidden));
+    KVL_TRY(prompt_new(s, n, &prompt));
+    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
+        const struct piece piece = piece_of(s, n, i);
+        KVL_TRY(embed(s, tokens + piece.first, piece.n, (struct kvl_rows){hidden, piece.first * width, width}));
+    }
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(prompt_layer(s, prompt, l, n, hidden));
+    for (uint32_t i = 0; i < n_logits; i += piece_of(s, n_logits, 0).n) {
+        const uint32_t u = piece_of(s, n_logits, 0).n, count = n_logits - i < u ? n_logits - i : u;
+        KVL_TRY(project_logits(s, (struct kvl_rows){hidden, (n - n_logits + i) * width, width}, count, i));
+    }
+    count_forward(s, n, n_logits);
+done:
+    kvl_prompt_free(&prompt);
+    kvl_buffer_free(&hidden);
     return status;
 }
 
@@ -351,6 +522,7 @@ kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uin
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the session has room for %u positions", n, kvl_session_position(s), s->config.n_ctx);
+    if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, n_logits);
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t piece = n - done_tokens < u ? n - done_tokens : u, end = done_tokens + piece, first_logit = n - n_logits;
         const uint32_t count = end > first_logit ? (end - first_logit < piece ? end - first_logit : piece) : 0;
@@ -366,20 +538,39 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
     kvl_status status = KVL_OK;
     const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
     const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
+    struct kvl_prompt *prompt = NULL;
     float *rows = NULL;
     KVL_TRY(kvl_alloc(&rows, stage_bytes / sizeof *rows, sizeof *rows));
     for (uint64_t i = 0; i < stage_bytes / sizeof *rows; i++) rows[i] = (float)kvl_rng_normal(seed, i);
     KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows));
+    if (begins_with_prompt(s) && n > 0) {
+        KVL_TRY(prompt_new(s, n, &prompt));
+        for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) {
+            KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows)); /* the stage is overwritten when a layer is compressed */
+            KVL_TRY(prompt_layer(s, prompt, l, n, NULL));
+        }
+        goto done;
+    }
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t piece = n - done_tokens < u ? n - done_tokens : u;
+        if (kvl_interrupted()) {
+            status = KVL_E_INTERRUPTED;
+            goto done;
+        }
         for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++)
             KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], s->scratch[ROTARY], s->weights->model->dims.rope_dim, NULL));
         kvl_cache_advance(s->cache, piece);
         done_tokens += piece;
     }
 done:
+    kvl_prompt_free(&prompt);
     kvl_free(&rows);
     return status;
+}
+
+const struct kvl_selection *kvl_session_kept(const struct kvl_session *s, uint32_t l)
+{
+    return s->kept[l].offset != NULL ? &s->kept[l] : NULL;
 }
 
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *s) { return s->scratch[LOGITS]; }
@@ -411,6 +602,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
     for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += kvl_buffer_bytes(s->scratch[i]);
+    bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
         .bytes_per_token = plan->bytes_per_token,
         .payload = bytes[KVL_MEM_PAYLOAD],
@@ -419,8 +611,8 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
         .table = bytes[KVL_MEM_TABLE],
         .slack = bytes[KVL_MEM_SLACK],
         .scratch = bytes[KVL_MEM_SCRATCH],
-        .resident = plan->resident_bytes,
-        .peak = plan->resident_bytes,
+        .resident = kvl_cache_resident(s->cache),
+        .peak = kvl_cache_peak(s->cache),
     };
     return KVL_OK;
 }

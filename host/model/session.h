@@ -11,6 +11,8 @@
 struct kvl_weights;
 kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *device, struct kvl_weights **out);
 void kvl_weights_free(struct kvl_weights **weights);
+/* Bytes that kvl_weights_load would take, from the file alone. */
+kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes);
 
 struct kvl_session_config {
     const struct kvl_spec *spec; /* borrowed: outlives the session */
@@ -33,12 +35,19 @@ kvl_status kvl_session_fill(struct kvl_session *session, uint32_t n, uint64_t se
 uint32_t kvl_session_position(const struct kvl_session *session); /* tokens seen */
 
 /* Runs n tokens at the next positions, in pieces of at most ubatch. Enqueues; does not wait.
+ * Where the cache evicts (keep=, P3), the first call's tokens are the prompt: they pass through one layer after the other, attend to each other
+ * in full precision, and are compressed; the call then waits for each layer.
  * n_logits: logits are computed for the last n_logits of the n tokens (0 .. n) into a device buffer, rows [n_logits][n_vocab] f32,
- * which stays valid until the next call. */
+ * which stays valid until the next call.
+ * Ctrl-C ends this call and kvl_session_fill before the next piece with KVL_E_INTERRUPTED and no message: the caller knows what is lost. */
 kvl_status kvl_session_forward(struct kvl_session *session, const int32_t *tokens, uint32_t n, uint32_t n_logits);
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *session); /* row stride n_vocab floats */
 /* Blocks: copies row i of the last call's logits, [n_vocab]. */
 kvl_status kvl_session_read_logits(struct kvl_session *session, uint32_t row, float *logits);
+
+/* What the last eviction left of layer l; NULL before one. Valid until the next prompt or reset. */
+struct kvl_selection;
+const struct kvl_selection *kvl_session_kept(const struct kvl_session *session, uint32_t l);
 
 /* Counters of the core since new or reset. */
 struct kvl_counters {
@@ -60,14 +69,14 @@ struct kvl_cache_bytes {
 };
 kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes *out);
 
-/* What a session would reserve besides the weights, without a device: its cache's plan, and the scratch of the forward pass. */
-enum { KVL_SESSION_SCRATCH = 8 };
-void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, uint64_t bytes[KVL_SESSION_SCRATCH]);
+/* What a session would reserve besides the weights, without a device: its cache's plan, and the scratch of the forward pass (0: none).
+ * tuning: of the device; NULL = built-in. */
+enum { KVL_SESSION_SCRATCH = 11 };
+void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
+                         uint64_t bytes[KVL_SESSION_SCRATCH]);
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
                                   struct kvl_cache_plan *out);
 
 struct kvl_cache *kvl_session_cache(const struct kvl_session *session);
-struct kvl_device *kvl_session_device(const struct kvl_session *session);
-const struct kvl_model *kvl_session_model(const struct kvl_session *session);
 
 #endif

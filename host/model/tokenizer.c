@@ -383,7 +383,6 @@ void kvl_tokenizer_free(struct kvl_tokenizer **tokenizer)
 
 uint32_t kvl_tokenizer_n_vocab(const struct kvl_tokenizer *t) { return t->n_tokens; }
 int32_t kvl_tokenizer_bos(const struct kvl_tokenizer *t) { return t->bos; }
-int32_t kvl_tokenizer_eos(const struct kvl_tokenizer *t) { return t->eos; }
 bool kvl_tokenizer_adds_bos(const struct kvl_tokenizer *t) { return t->adds_bos; }
 const char *kvl_tokenizer_sha256(const struct kvl_tokenizer *t) { return t->sha256; }
 const char *kvl_tokenizer_chat_template(const struct kvl_tokenizer *t) { return t->chat_template; }

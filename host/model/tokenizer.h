@@ -13,7 +13,6 @@ void kvl_tokenizer_free(struct kvl_tokenizer **tokenizer);
 
 uint32_t kvl_tokenizer_n_vocab(const struct kvl_tokenizer *t);
 int32_t kvl_tokenizer_bos(const struct kvl_tokenizer *t);      /* -1 if none */
-int32_t kvl_tokenizer_eos(const struct kvl_tokenizer *t);
 bool kvl_tokenizer_is_end(const struct kvl_tokenizer *t, int32_t id); /* eos, eot, end of turn */
 bool kvl_tokenizer_adds_bos(const struct kvl_tokenizer *t);    /* what the model's metadata say */
 

@@ -95,14 +95,31 @@ enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
 /* Codecs without a bit-by-bit model here, for what holds of all. */
 static const struct variant others[] = {{"q8_0"}, {"q5_1"}, {"q5_0"}, {"q4_1"}, {"q4_0"}, {"iq4_nl"}, {"fp8_e4m3"}, {"fp8_e5m2"}};
-enum { N_OTHERS = sizeof others / sizeof *others, N_CODECS = N_VARIANTS + N_OTHERS };
+/* Codecs of which one coordinate's error has no bound but the row's, and whose groups are single tokens. */
+static const struct variant rotated[] = {{"turboquant", ""}, {"turboquant", "bits=4"}, {"turboquant", "bits=1"}};
+/* Codecs whose groups span tokens. */
+static const struct variant grouped[] = {{"kivi", "residual=0"}, {"kivi", "bits=4,group=16,channel"}, {"kivi", "bits=3,group=64,residual=64"}};
+enum {
+    N_OTHERS = sizeof others / sizeof *others,
+    N_ROTATED = sizeof rotated / sizeof *rotated,
+    N_PER_TOKEN = N_VARIANTS + N_OTHERS,
+    N_GROUPED = sizeof grouped / sizeof *grouped,
+    N_CODECS = N_PER_TOKEN + N_GROUPED + N_ROTATED
+};
 
-static const struct variant *codec_at(size_t i) { return i < N_VARIANTS ? &variants[i] : &others[i - N_VARIANTS]; }
+static const struct variant *codec_at(size_t i)
+{
+    return i < N_VARIANTS               ? &variants[i]
+           : i < N_PER_TOKEN             ? &others[i - N_VARIANTS]
+           : i < N_PER_TOKEN + N_GROUPED ? &grouped[i - N_PER_TOKEN]
+                                         : &rotated[i - N_PER_TOKEN - N_GROUPED];
+}
 
 static void meets_known_answers(void **state)
 {
     for (size_t i = 0; i < kvl_registry_count(); i++) {
         const struct kvl_codec *codec = (const struct kvl_codec *)kvl_registry_at(i);
+        if (codec->head.kind != KVL_KIND_CODEC) continue;
         assert_true(codec->n_known_answers > 0);
         for (uint32_t k = 0; k < codec->n_known_answers; k++) {
             const struct kvl_known_answer *a = &codec->known_answers[k];
@@ -110,8 +127,9 @@ static void meets_known_answers(void **state)
             float decoded[512];
             assert_true(a->n * a->head_dim <= 512);
             if (KVL_CODEC_HAS(codec, known_tables)) b.table = codec->known_tables[k];
-            encode(&b, 3, a->n, a->x);
-            decode(&b, 3, a->n, decoded);
+            const uint32_t t0 = b.shape.group == 1 ? 3 : b.shape.group;
+            encode(&b, t0, a->n, a->x);
+            decode(&b, t0, a->n, decoded);
             for (uint32_t j = 0; j < a->n * a->head_dim; j++)
                 if (!(fabsf(decoded[j] - a->decoded[j]) <= a->tolerance))
                     fail_msg("%s(%s) answer %u, value %u: %a, wanted %a", codec->head.name, a->options, k, j, decoded[j],
@@ -348,7 +366,8 @@ static void parts_equal_the_whole(void **state)
             struct bench a = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&a, 0, P, x);
-            for (uint32_t t = 0, n = 1; t < P; t += n, n = 1 + (n * 5 + t) % 13) encode(&b, t, t + n > P ? P - t : n, x + t * D);
+            const uint32_t group = b.shape.group;
+            for (uint32_t t = 0, n = group; t < P; t += n, n = group * (1 + (n * 5 + t) % 13)) encode(&b, t, t + n > P ? P - t : n, x + t * D);
             assert_memory_equal(a.block, b.block, a.shape.block_bytes);
             decode(&a, 0, P, whole);
             for (uint32_t t = 0; t < P; t++) decode(&b, t, 1, part + t * D);
@@ -358,10 +377,10 @@ static void parts_equal_the_whole(void **state)
         }
 }
 
-/* Encoding some tokens of a block leaves the others as they were. */
+/* Encoding some tokens of a block leaves the others as they were; of groups, whole ones and a short last one. */
 static void writes_only_its_tokens(void **state)
 {
-    enum { D = 64, P = 64, T0 = 20, N = 5 };
+    enum { D = 64, P = 128, MOST = 128 };
     static float x[P * D], before[P * D], after[P * D];
     fill_normal(x, P * D, 6, 1.0f);
     for (size_t i = 0; i < N_CODECS; i++)
@@ -369,11 +388,12 @@ static void writes_only_its_tokens(void **state)
             struct bench b = bench_new(codec_at(i)->name, codec_at(i)->options, roles[r], D, P);
             encode(&b, 0, P, x);
             decode(&b, 0, P, before);
-            encode(&b, T0, N, x); /* other values */
+            const uint32_t group = b.shape.group, t0 = group == 1 ? 20 : P - group, n = group == 1 ? 5 : group;
+            encode(&b, t0, n, x); /* other values */
             decode(&b, 0, P, after);
-            assert_memory_equal(before, after, T0 * D * sizeof(float));
-            assert_memory_equal(before + (T0 + N) * D, after + (T0 + N) * D, (P - T0 - N) * D * sizeof(float));
-            assert_memory_equal(before, after + T0 * D, N * D * sizeof(float));
+            assert_memory_equal(before, after, t0 * D * sizeof(float));
+            assert_memory_equal(before + (t0 + n) * D, after + (t0 + n) * D, (P - t0 - n) * D * sizeof(float));
+            assert_memory_equal(before, after + t0 * D, n * D * sizeof(float));
             bench_free(&b);
         }
 }
@@ -415,6 +435,79 @@ static void pages_hold_ggml_blocks(void **state)
                 }
             bench_free(&b);
         }
+}
+
+/* ---- groups along tokens ---- */
+
+/* Half a step of the group's range, whichever way it lies; a constant group is exact to binary16; a short last group stands for itself. */
+static void kivi_errs_by_half_a_step(void **state)
+{
+    enum { D = 64, N = 72, P = 128 };
+    static float x[N * D], decoded[N * D];
+    static const int bits[] = {2, 3, 4, 8};
+    fill_normal(x, N * D, 41, 2.0f);
+    for (uint32_t t = 0; t < N; t++) x[t * D + 7] = 0.3f;
+    for (size_t i = 0; i < 4; i++)
+        for (size_t r = 0; r < 2; r++) {
+            char options[64];
+            snprintf(options, sizeof options, "bits=%d,group=32,residual=0,channel", bits[i]);
+            struct bench b = bench_new("kivi", options, roles[r], D, P);
+            encode(&b, 0, N, x);
+            decode(&b, 0, N, decoded);
+            for (uint32_t c = 0; c < D; c++)
+                for (uint32_t t0 = 0; t0 < N; t0 += 32) {
+                    const uint32_t end = t0 + 32 < N ? t0 + 32 : N;
+                    float low = INFINITY, high = -INFINITY;
+                    for (uint32_t t = t0; t < end; t++) {
+                        low = fminf(low, x[t * D + c]);
+                        high = fmaxf(high, x[t * D + c]);
+                    }
+                    const double bound = 0.5005 * (high - low) / ((1 << bits[i]) - 1) + fmax(fabs(low), fabs(high)) * 0x1p-10;
+                    for (uint32_t t = t0; t < end; t++)
+                        if (fabs(decoded[t * D + c] - x[t * D + c]) > bound)
+                            fail_msg("kivi(%s): %g became %g, bound %g", options, x[t * D + c], decoded[t * D + c], bound);
+                    if (c == 7) assert_true(decoded[t0 * D + c] == kvl_half_to_float(kvl_float_to_half(0.3f)));
+                }
+            bench_free(&b);
+        }
+}
+
+/* The authors' flush rules, and the bytes of KIVI-2 at 4096 tokens, d 128: methods.md section 8. */
+static void kivi_shape_is_the_papers(void **state)
+{
+    struct bench k = bench_new("kivi", "", KVL_ROLE_K, 128, 64), v = bench_new("kivi", "", KVL_ROLE_V, 128, 64);
+    struct kvl_codec_bytes bytes;
+    assert_true(k.shape.tail_min == 0 && k.shape.unit == 128 && k.shape.group == 32);
+    assert_true(v.shape.tail_min == 128 && v.shape.unit == 1 && v.shape.group == 1);
+    assert_int_equal(kvl_codec_bytes(&k.instance, KVL_ROLE_K, 128, 4096, &bytes), KVL_OK);
+    assert_int_equal(bytes.payload + bytes.scale, 196608);
+    assert_int_equal(bytes.payload, 4096 * 32);
+    assert_int_equal(kvl_codec_bytes(&v.instance, KVL_ROLE_V, 128, 4096 - 128, &bytes), KVL_OK);
+    assert_int_equal(bytes.payload + bytes.scale + 128 * 128 * 2, 223232);
+    assert_int_equal(kvl_codec_bytes(&k.instance, KVL_ROLE_K, 128, 33, &bytes), KVL_OK); /* a short group has all its parameters */
+    assert_int_equal(bytes.scale, 2 * 128 * 4);
+    bench_free(&k);
+    bench_free(&v);
+}
+
+static void assert_kivi_refused(const char *options, const char *text)
+{
+    struct kvl_instance instance;
+    struct kvl_codec_shape shape;
+    kvl_error_clear();
+    if (kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "kivi"), options, &instance) == KVL_OK) {
+        assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_K, 64, 64, &shape), KVL_OK);
+        kvl_instance_free(&instance);
+    }
+    if (strstr(kvl_error_text(), text) == NULL) fail_msg("\"%s\", wanted \"%s\"", kvl_error_text(), text);
+}
+
+static void kivi_refuses_with_the_fix(void **state)
+{
+    assert_kivi_refused("bits=5", "bits must be 2, 3, 4 or 8");
+    assert_kivi_refused("group=24", "group=24 tokens of a channel must be a multiple of 16");
+    assert_kivi_refused("residual=100", "residual=100 must be a multiple of group=32: use 32 or 128");
+    assert_kivi_refused("token,group=48", "group must divide head_dim 64: use 16, 32 or 64");
 }
 
 static void ggml_bytes_are_exact(void **state)
@@ -586,6 +679,129 @@ static void special_values_of_the_others(void **state)
     }
 }
 
+/* ---- TurboQuant ---- */
+
+/* A random direction times a random length. */
+static void random_direction(float *x, uint32_t d, uint64_t seed)
+{
+    fill_normal(x, d, seed, (float)exp(kvl_rng_normal(seed, d)));
+}
+
+static double dot(const float *a, const float *b, uint32_t d)
+{
+    double sum = 0.0;
+    for (uint32_t c = 0; c < d; c++) sum += (double)a[c] * b[c];
+    return sum;
+}
+
+/* The relative squared error on 200,000 random directions is the published one: arXiv:2504.19874 and methods.md. */
+static void turboquant_errs_as_published(void **state)
+{
+    enum { ROWS = 200000 };
+    static const double wanted[3][4] = {{.3585, .1147, .0334, .0092}, {.3610, .1161, .0340, .0093}, {.3622, .1168, .0343, .0094}};
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t bits = 1; bits <= 4; bits++) {
+            const uint32_t d = 64u << i;
+            char options[16];
+            float x[256], decoded[256];
+            double sum = 0.0;
+            snprintf(options, sizeof options, "bits=%u", bits);
+            struct bench b = bench_new("turboquant", options, KVL_ROLE_V, d, 1);
+            for (uint32_t row = 0; row < ROWS; row++) {
+                random_direction(x, d, row);
+                encode(&b, 0, 1, x);
+                decode(&b, 0, 1, decoded);
+                for (uint32_t c = 0; c < d; c++) decoded[c] -= x[c];
+                sum += dot(decoded, decoded, d) / dot(x, x, d);
+            }
+            print_message("    D %u, %u bits: %.5f\n", d, bits, sum / ROWS);
+            if (fabs(sum / ROWS / wanted[i][bits - 1] - 1.0) > 0.007) fail_msg("wanted %.4f", wanted[i][bits - 1]);
+            bench_free(&b);
+        }
+}
+
+/* Inner products with the sketch: over directions and sketch seeds, est = 1 * true within three standard errors (the slope; seeds are the
+ * samples), where the codes alone shrink them. */
+static void turboquant_scores_are_unbiased(void **state)
+{
+    enum { D = 64, SEEDS = 60, ROWS = 200 };
+    for (int bits = 2; bits <= 4; bits++) {
+        double mean = 0.0, squares = 0.0, plain = 0.0;
+        for (int seed = 0; seed < SEEDS; seed++) {
+            char options[48];
+            float x[D], q[D], decoded[D];
+            double product = 0.0, truth = 0.0, codes = 0.0;
+            snprintf(options, sizeof options, "bits=%d,sketch=sign,seed=%d", bits, seed);
+            struct bench b = bench_new("turboquant", options, KVL_ROLE_K, D, 1);
+            snprintf(options, sizeof options, "bits=%d", bits - 1);
+            struct bench c = bench_new("turboquant", options, KVL_ROLE_K, D, 1);
+            for (int row = 0; row < ROWS; row++) {
+                fill_normal(x, D, 1000 + (uint64_t)seed * ROWS + row, 1.0f);
+                fill_normal(q, D, 77000 + (uint64_t)seed * ROWS + row, 1.0f);
+                for (int i = 0; i < D; i++) q[i] += x[i]; /* so that products do not vanish on average */
+                encode(&b, 0, 1, x);
+                decode(&b, 0, 1, decoded);
+                product += dot(q, decoded, D) * dot(q, x, D);
+                truth += dot(q, x, D) * dot(q, x, D);
+                encode(&c, 0, 1, x);
+                decode(&c, 0, 1, decoded);
+                codes += dot(q, decoded, D) * dot(q, x, D);
+            }
+            mean += product / truth / SEEDS;
+            squares += product / truth * product / truth / SEEDS;
+            plain += codes / truth / SEEDS;
+            bench_free(&b);
+            bench_free(&c);
+        }
+        const double se = sqrt((squares - mean * mean) / (SEEDS - 1));
+        print_message("    %d bits: slope %.5f, standard error %.5f; codes alone %.5f\n", bits, mean, se, plain);
+        assert_true(fabs(mean - 1.0) <= 3.0 * se);
+        assert_true(plain < 1.0 - 3.0 * se);
+    }
+}
+
+static void turboquant_refuses_with_the_fix(void **state)
+{
+    struct kvl_instance instance;
+    struct kvl_codec_shape shape;
+    kvl_error_clear();
+    assert_int_not_equal(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "turboquant"), "bits=5", &instance), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "bits must be 1 to 4, with sketch 2 to 5"));
+    kvl_error_clear();
+    assert_int_equal(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "turboquant"), "sketch=sign", &instance), KVL_OK);
+    assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_V, 64, 64, &shape), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "give values a turboquant without it"));
+    kvl_error_clear();
+    assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_K, 80, 64, &shape), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "a power of two"));
+    kvl_error_clear();
+    kvl_instance_free(&instance);
+}
+
+static void turboquant_special_values(void **state)
+{
+    enum { D = 64, N = 5 };
+    float x[N * D], decoded[N * D];
+    for (int c = 0; c < D; c++) {
+        x[c] = c % 2 ? -0.0f : 0.0f;
+        x[D + c] = 1e-40f * (float)c;
+        x[2 * D + c] = NAN;
+        x[3 * D + c] = c % 2 ? INFINITY : -INFINITY;
+        x[4 * D + c] = 0.75f;
+    }
+    for (int sketch = 0; sketch < 2; sketch++) {
+        struct bench b = bench_new("turboquant", sketch ? "bits=5,sketch=sign" : "bits=4", KVL_ROLE_K, D, 64);
+        encode(&b, 0, N, x);
+        decode(&b, 0, N, decoded);
+        for (int c = 0; c < D; c++) {
+            assert_true(decoded[c] == 0 && decoded[D + c] == 0 && decoded[2 * D + c] == 0);
+            assert_true(fabsf(decoded[3 * D + c] - (c % 2 ? 65504.0f : -65504.0f)) <= 65504.0f * 0.3f);
+            assert_true(fabsf(decoded[4 * D + c] - 0.75f) <= 0.75f * 0.3f);
+        }
+        bench_free(&b);
+    }
+}
+
 static void fp8_bytes_are_exact(void **state)
 {
     for (size_t i = 0; i < 2; i++)
@@ -665,9 +881,10 @@ static void defines_say_the_options(void **state)
     } wanted[] = {
         {"f32", "", "HALF=0 "},
         {"f16", "", "HALF=1 "},
-        {"int8", "", "BITS=8 GROUP=64 ASYM=1 "},
-        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 "},
-        {"int3", "", "BITS=3 GROUP=64 ASYM=1 "},
+        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 "},
+        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 "},
+        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 "},
+        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 "},
         {"q5_1", "", "BITS=5 OFFSET=0 MIN=1 NONLINEAR=0 "},
         {"iq4_nl", "", "BITS=4 OFFSET=0 MIN=0 NONLINEAR=1 "},
         {"fp8_e5m2", "", "MANTISSA=2 BIAS=15 MAX=57344 "},
@@ -713,6 +930,9 @@ int main(void)
         cmocka_unit_test(defines_say_the_options),
         cmocka_unit_test(plugin_half_equals_the_host),
         cmocka_unit_test(pages_hold_ggml_blocks),
+        cmocka_unit_test(kivi_errs_by_half_a_step),
+        cmocka_unit_test(kivi_shape_is_the_papers),
+        cmocka_unit_test(kivi_refuses_with_the_fix),
         cmocka_unit_test(ggml_bytes_are_exact),
         cmocka_unit_test(ggml_refuses_other_head_dims),
         cmocka_unit_test(ggml_errs_by_half_a_step),
@@ -721,6 +941,10 @@ int main(void)
         cmocka_unit_test(fp8_errors_are_relative),
         cmocka_unit_test(special_values_of_the_others),
         cmocka_unit_test(fp8_bytes_are_exact),
+        cmocka_unit_test(turboquant_errs_as_published),
+        cmocka_unit_test(turboquant_scores_are_unbiased),
+        cmocka_unit_test(turboquant_refuses_with_the_fix),
+        cmocka_unit_test(turboquant_special_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,7 +18,10 @@ static const char *const rests[] = {
     "window=256 sink=4",
     "rope=post rot=none korder=gguf pos=keep",
     "@0-1 kv=f16",
+    "keep=snapkv(window=32) budget=ada(removed=0.5) pos=compact",
+    "sink=4 keep=chunk(of=knorm) budget=pyramid(kept=0.25) @2-3 keep=none budget=none",
     "rope=pre korder=hf sink=1",
+    "table=runs/t-1.h5 @2-3 table=none @4-5 table=u.h5",
     "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
 };
@@ -44,7 +47,8 @@ static void assert_same_entry(const struct kvl_layer_spec *a, const struct kvl_l
         kvl_text_free(&other);
     }
     assert_true(a->rope == b->rope && a->rot == b->rot && a->rot_seed == b->rot_seed && a->korder == b->korder &&
-                a->sink == b->sink && a->window == b->window && a->pos == b->pos);
+                a->sink == b->sink && a->window == b->window && a->pos == b->pos && a->n_keep == b->n_keep &&
+                a->budget.plugin == b->budget.plugin);
 }
 
 static void assert_exact_pages(const struct kvl_layer_spec *entry, uint32_t head_dim)

@@ -3,9 +3,7 @@
 # Called with the program and the project's root.
 set -euo pipefail
 program=$1 root=$2
-golden=${KVLAB_GOLDEN:-$root/../shared/golden}
-model=$golden/tiny-llama.gguf
-[[ -f $model ]] || { echo "skipped: no $model (KVLAB_GOLDEN names its folder)"; exit 77; }
+model=$root/data/models/tiny.gguf
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

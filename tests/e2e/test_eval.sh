@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # eval ppl and eval kld end to end. Called with the program and the project's root.
-# The tiny random model (token id = byte value) makes an independent check possible: its golden logits give the nll of every token.
+# Golden logits of another tiny random model (token id = byte value; KVLAB_GOLDEN) make an independent check possible: they give every token's nll.
 # KVLAB_SLOW=1 adds SmolLM2 against an independent float32 run (20 windows a codec, minutes; codecs.md of the golden folder).
 set -euo pipefail
 program=$1 root=$2
-golden=${KVLAB_GOLDEN:-$root/../shared/golden}
-model=$golden/tiny-llama.gguf
-[[ -f $model ]] || { echo "skipped: no $model (KVLAB_GOLDEN names its folder)"; exit 77; }
+model=$root/data/models/tiny.gguf
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -62,22 +60,9 @@ grep -q '^ppl .*exploratory' table || fail "two windows must be called explorato
 default=(runs/eval-ppl-????????-??????-????????.h5)
 [[ -f ${default[0]} ]] || fail "no run file under its default name"
 
-# --- the golden logits ---
+# --- content of the run file; the golden logits ---
 if python3 -c 'import h5py, numpy' 2>/dev/null; then
-    python3 - "$golden/tiny-llama.h5" >nll <<'PYTHON'
-import sys, h5py, numpy as np
-f = h5py.File(sys.argv[1])
-tokens, logits = f["tokens"][:], f["logits"][:].astype(np.float64)
-bytes_ = bytes(int(t) for t in tokens)
-open("golden.txt", "wb").write(bytes_)
-top = logits.max(1)
-nll = top + np.log(np.exp(logits - top[:, None]).sum(1))
-print(np.mean([nll[i] - logits[i, tokens[i + 1]] for i in range(192, 383)]))
-PYTHON
-    "$program" eval ppl -m "$model" -f golden.txt -c 384 --exact --kv f32 --json --no-run-file >golden.json 2>/dev/null
-    near "$(get golden.json 'r["nll"]')" "$(cat nll)" 1e-5 || fail "nll $(get golden.json 'r["nll"]') differs from the golden logits' $(cat nll)"
-    [[ $(get golden.json 'r["n_tokens"]') == 191 ]] || fail "191 scored tokens wanted"
-
+    golden=${KVLAB_GOLDEN:-$root/../shared/golden}
     python3 - "${default[0]}" <<'PYTHON' || fail "content of the run file"
 import sys, h5py
 f = h5py.File(sys.argv[1])
@@ -94,7 +79,25 @@ for group, names in {"config": "kv kv_given model_sha256 text_sha256 cl_source_s
 assert f["quality/nll"].dims[0][0].name.endswith("quality_row")
 PYTHON
 else
-    echo "note: no python3 with h5py, golden logits and run file content not checked"
+    echo "note: no python3 with h5py and numpy, golden logits and run file content not checked"
+    golden=""
+fi
+if [[ -f $golden/tiny-llama.h5 ]]; then
+    python3 - "$golden/tiny-llama.h5" >nll <<'PYTHON'
+import sys, h5py, numpy as np
+f = h5py.File(sys.argv[1])
+tokens, logits = f["tokens"][:], f["logits"][:].astype(np.float64)
+bytes_ = bytes(int(t) for t in tokens)
+open("golden.txt", "wb").write(bytes_)
+top = logits.max(1)
+nll = top + np.log(np.exp(logits - top[:, None]).sum(1))
+print(np.mean([nll[i] - logits[i, tokens[i + 1]] for i in range(192, 383)]))
+PYTHON
+    "$program" eval ppl -m "$golden/tiny-llama.gguf" -f golden.txt -c 384 --exact --kv f32 --json --no-run-file >golden.json 2>/dev/null
+    near "$(get golden.json 'r["nll"]')" "$(cat nll)" 1e-5 || fail "nll $(get golden.json 'r["nll"]') differs from the golden logits' $(cat nll)"
+    [[ $(get golden.json 'r["n_tokens"]') == 191 ]] || fail "191 scored tokens wanted"
+else
+    echo "note: no golden logits (KVLAB_GOLDEN names their folder), nll not compared with them"
 fi
 
 # --- divergence ---
@@ -129,6 +132,8 @@ else
 fi
 
 # --- an independent float32 run of SmolLM2 ---
+# Codes at a rounding edge fall to either side with the order of a sum, so two right runs differ: by about 0.09 sqrt(KLD) nat in the nll of a
+# window (standard deviation, 8 to 4 bits; experiments/e04_int4_spread). The limit of ppl is three of these over 20 windows, and 0.05 % for the rest.
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]]; then
     while read -r kv ppl kld se_chunk; do
@@ -138,7 +143,7 @@ if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]];
         fi
         echo "$kv: $(get slow.json '"ppl %.4f kld %.6f +/- %.6f top-1 %.4f" % (r["ppl"], r["kld_mean"], r["kld_se_chunk"], r["same_top1"])')"
         near "$(get slow.json 'r["kld_mean"]')" "$kld" "$(python3 -c "print(0.02 * $kld + 0.5 * $se_chunk + 1e-6)")" || fail "$kv: KLD differs from $kld"
-        near "$(get slow.json 'r["ppl"]')" "$ppl" "$(python3 -c "print(0.005 * $ppl)")" || fail "$kv: ppl differs from $ppl"
+        near "$(get slow.json 'r["ppl"]')" "$ppl" "$(python3 -c "print((0.0005 + 3 * 0.09 * ($kld / 20) ** 0.5) * $ppl)")" || fail "$kv: ppl differs from $ppl"
     done <<'TABLE'
 f16 27.8410 0 0
 k=int4(group=64) 30.4580 0.096731 0.003826

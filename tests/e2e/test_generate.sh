@@ -2,9 +2,7 @@
 # generate end to end: what the cache saves, reproducibility, refusals. Called with the program and the project's root.
 set -euo pipefail
 program=$1 root=$2
-golden=${KVLAB_GOLDEN:-$root/../shared/golden}
-model=$golden/tiny-llama.gguf
-[[ -f $model ]] || { echo "skipped: no $model (KVLAB_GOLDEN names its folder)"; exit 77; }
+model=$root/data/models/tiny.gguf
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -68,6 +66,16 @@ if [[ -w /dev/full ]]; then
     generate -p A -n 50 --ignore-eos >/dev/full 2>err || rc=$?
     [[ $rc == 1 ]] && grep -q 'stdout' err || fail "stdout on a full disk: exit code $rc, $(cat err)"
 fi
+
+# --- Ctrl-C while the prompt is read: seen between ubatches ---
+python3 -c 'print("word " * 400, end="")' >long
+"$program" generate -m "$model" -f long -n 5 --ubatch 1 -o stopped.h5 >out 2>err &
+pid=$!
+for _ in $(seq 600); do [[ -e stopped.h5.part ]] && break; sleep 0.05; done
+kill -INT $pid
+rc=0
+wait $pid || rc=$?
+[[ $rc == 1 ]] && grep -q 'interrupted: 0 of 5 tokens' err || fail "interrupted prompt: exit code $rc, $(cat err)"
 
 # --- a real model, if there is one: chat template, UTF-8 ---
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}

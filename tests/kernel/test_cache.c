@@ -56,7 +56,7 @@ static void open_setup(struct setup *s, const char *spec)
 {
     struct kvl_device *device = kvl_test_device;
     const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
     struct kvl_cache_plan plan;
     assert_ok(kvl_spec_parse(spec, &s->spec));
     assert_ok(kvl_spec_load_tables(s->spec, random_table, &s->dims));
@@ -156,6 +156,13 @@ static const struct row {
     {"fp8_e4m3", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"k=fp8_e5m2 v=fp8_e4m3", &dims_tiny, 90, 7, KVL_P2_WRITE_THEN_READ, true},
     {"k=fp8_e4m3 v=fp8_e5m2", &dims_one, 90, 64, KVL_P1_FAKE_QUANT, true},
+    {"kivi(residual=0)", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true},
+    {"kivi(bits=4,group=16,residual=48)", &dims_tiny, 150, 1, KVL_P4_STREAMING, false},
+    {"kivi sink=4", &dims_one, 300, 33, KVL_P2_WRITE_THEN_READ, true},
+    {"k=kivi(residual=32) v=int4 window=70", &dims_smol, 300, 13, KVL_P2_WRITE_THEN_READ, true},
+    {"k=kivi(bits=3,group=48,residual=0) v=kivi(residual=0,channel)", &dims_smol, 200, 200, KVL_P1_FAKE_QUANT, true},
+    {"k=turboquant(bits=4,sketch=sign) v=turboquant", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"turboquant(bits=2)", &dims_odd, 90, 33, KVL_P2_WRITE_THEN_READ, true},
     {"k=int8 v=int4", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"k=f32 v=int4(group=16)", &dims_smol, 130, 1, KVL_P4_STREAMING, true},
     {"int4 sink=4", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true},
@@ -243,13 +250,13 @@ static void chunk_size_does_not_matter(void **state)
 }
 
 /* A sealed page keeps its bytes while more tokens come. */
-static void sealed_stays_sealed(void **state)
+static void seal_and_go_on(const char *spec)
 {
-    struct setup s = {.dims = dims_smol, .n_tokens = 256};
+    struct setup s = {.dims = dims_smol, .n_tokens = 288};
     uint8_t before[1 << 16], after[1 << 16];
-    s.config = (struct kvl_cache_config){.n_ctx = 256, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
-    open_setup(&s, "k=int8 v=int4");
-    feed(&s, 0, 64, 64);
+    s.config = (struct kvl_cache_config){.n_ctx = 288, .ubatch = 96, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+    open_setup(&s, spec);
+    feed(&s, 0, 96, 96);
     for (int side = 0; side < KVL_SIDES; side++) {
         const uint64_t bytes = s.plan.layer[0].side[side].page_bytes;
         assert_true(bytes <= sizeof before);
@@ -264,11 +271,18 @@ static void sealed_stays_sealed(void **state)
     close_setup(&s);
 }
 
+static void sealed_stays_sealed(void **state)
+{
+    static const char *const specs[] = {"k=int8 v=int4", "kivi(residual=32)"};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) seal_and_go_on(specs[i]);
+}
+
 /* Codes written on the device are those of the C reference, bit for bit. */
 static void codes_equal_reference(void **state)
 {
     static const char *const specs[] = {"f16",       "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)", "int3",     "int3(group=8,sym)", "int2(group=32)",
-                                        "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2",
+                                        "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)",
+                                        "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)",
                                         "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         if (!kvl_row_is_wanted(specs[i])) continue;

@@ -47,7 +47,6 @@ static void arguments_of_all_kinds_arrive_and_launches_are_in_order(void **state
     const uint64_t before = kvl_device_launches(kvl_test_device);
     for (int i = 0; i < 5; i++) assert_ok(launch_add(x));
     assert_int_equal(kvl_device_launches(kvl_test_device) - before, 5);
-    assert_ok(kvl_device_flush(kvl_test_device));
     assert_ok(kvl_device_finish(kvl_test_device));
     assert_ok(kvl_buffer_read(x, 0, BYTES, values));
     for (int i = 0; i < N; i++) assert_int_equal(values[i], 5 * 33);

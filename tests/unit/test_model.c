@@ -277,25 +277,20 @@ static struct kvl_model *open_real(const char *file)
     return model;
 }
 
-static void golden_model_opens(void **state)
+static void tiny_model_opens(void **state)
 {
-    const char *folder = getenv("KVLAB_GOLDEN");
-    char file[1024];
-    snprintf(file, sizeof file, "%s/tiny-llama.gguf", folder != NULL ? folder : KVL_ROOT "/../shared/golden");
-    struct kvl_model *model = open_real(file);
+    struct kvl_model *model = open_real(KVL_ROOT "/data/models/tiny.gguf");
     const struct kvl_dims *d = &model->dims;
-    assert_true(d->n_layer == 3 && d->n_embd == 96 && d->n_head == 6 && d->n_kv_head == 2 && d->head_dim == 16 && d->n_ff == 256);
-    assert_true(d->n_vocab == 256 && d->n_ctx_train == 2048 && d->rope_dim == 16 && !d->tied_output);
-    assert_string_equal(model->name, "tiny-llama random");
+    assert_true(d->n_layer == 3 && d->n_embd == 96 && d->n_head == 6 && d->n_kv_head == 2 && d->head_dim == 32 && d->n_ff == 160);
+    assert_true(d->n_vocab == 257 && d->n_ctx_train == 2048 && d->rope_dim == 32 && d->tied_output);
+    assert_string_equal(model->name, "tiny");
     kvl_model_close(&model);
 }
 
 static void smollm2_opens(void **state)
 {
-    const char *folder = getenv("KVLAB_MODELS");
-    char file[1024];
-    snprintf(file, sizeof file, "%s/SmolLM2-135M-Instruct.Q4_1.gguf", folder != NULL ? folder : KVL_ROOT "/data/models");
-    struct kvl_model *model = open_real(file);
+    const char *file = getenv("KVLAB_MODEL");
+    struct kvl_model *model = open_real(file != NULL ? file : KVL_ROOT "/data/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     const struct kvl_dims *d = &model->dims;
     assert_true(d->n_layer == 30 && d->n_embd == 576 && d->n_head == 9 && d->n_kv_head == 3 && d->head_dim == 64 &&
                 d->n_ff == 1536);
@@ -316,7 +311,7 @@ int main(void)
         cmocka_unit_test(wrong_models_are_refused),
         cmocka_unit_test(tokenizer_must_fit_the_embedding),
         cmocka_unit_test(every_failed_allocation_is_survived),
-        cmocka_unit_test(golden_model_opens),
+        cmocka_unit_test(tiny_model_opens),
         cmocka_unit_test(smollm2_opens),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include "plan_report.h"
+#include "public_models.h"
 #include <string.h>
 
 static const struct kvl_cache_dims smollm2 = {30, 9, 3, 64}, wide = {1, 1, 1, 128};
@@ -55,6 +56,7 @@ static void bytes_per_token(void **state)
         {"int4(group=64)", &wide, 2 * 72},
         {"int4(group=32)", &wide, 2 * 80},
         {"k=int8 v=int4", &wide, 132 + 68},
+        {"kivi(residual=0)", &wide, 48 + 48},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct kvl_cache_plan plan = plan_of(rows[i].spec, rows[i].dims, context(100, KVL_P1_FAKE_QUANT), &roomy);
@@ -74,27 +76,30 @@ static void public_models(void **state)
         {"llama-3-70b", 327680, 141}, {"llama-3-8b", 131072, 16}, {"llama-2-7b", 524288, 13}, {"llama-3.2-1b", 32768, 2},
         {"tinyllama-1.1b", 22528, 2}, {"qwen2.5-0.5b", 12288, 1}, {"smollm2-135m", 23040, 0}, {"opt-13b", 819200, 26},
     };
+    struct kvl_public_models models;
     struct kvl_spec *spec = NULL;
+    assert_int_equal(kvl_public_models_load(&models), KVL_OK);
     assert_int_equal(kvl_spec_parse("f16", &spec), KVL_OK);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const struct kvl_public_model *model = kvl_public_model_find(rows[i].name);
+        const struct kvl_public_model *model = kvl_public_models_find(&models, rows[i].name);
         const struct kvl_session_config config = {.spec = spec, .n_ctx = 2048, .ubatch = 64, .protocol = KVL_P4_STREAMING};
         struct kvl_footprint one;
         assert_non_null(model);
         assert_int_equal(kvl_footprint_of(&model->dims, &config, &roomy, &one), KVL_OK);
         assert_int_equal(one.bytes_per_token, rows[i].bytes_per_token);
         assert_int_equal(one.bytes[KVL_MEM_PAYLOAD], 2048 * rows[i].bytes_per_token);
-        assert_int_equal((kvl_public_weights_bytes(model) + 500000000) / 1000000000, rows[i].billions);
+        assert_int_equal((2 * kvl_public_params(model) + 500000000) / 1000000000, rows[i].billions);
     }
-    assert_null(kvl_public_model_find("llama"));
+    assert_null(kvl_public_models_find(&models, "llama"));
     kvl_spec_free(&spec);
+    kvl_public_models_free(&models);
 }
 
 /* Classes sum to what is reserved, whatever is left over in the last page. */
 static void classes_sum_to_resident(void **state)
 {
     static const char *const specs[] = {"f16", "int4 sink=4 tail=20", "int8 window=70", "k=f32 v=int4(group=16) ktail=9"};
-    const struct kvl_dims *dims = &kvl_public_model_find("smollm2-135m")->dims;
+    static const struct kvl_dims dims = {.n_layer = 30, .n_embd = 576, .n_head = 9, .n_kv_head = 3, .head_dim = 64, .n_ff = 1536, .n_vocab = 49152};
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
         for (uint32_t n_ctx = 1; n_ctx <= 200; n_ctx += 33) {
             struct kvl_spec *spec = NULL;
@@ -103,7 +108,7 @@ static void classes_sum_to_resident(void **state)
             assert_int_equal(kvl_spec_parse(specs[i], &spec), KVL_OK);
             const struct kvl_session_config config = {
                 .spec = spec, .n_ctx = n_ctx, .ubatch = 16, .protocol = KVL_P2_WRITE_THEN_READ};
-            assert_int_equal(kvl_footprint_of(dims, &config, &roomy, &one), KVL_OK);
+            assert_int_equal(kvl_footprint_of(&dims, &config, &roomy, &one), KVL_OK);
             for (int c = 0; c < KVL_MEM_CLASSES; c++) sum += c == KVL_MEM_WEIGHTS || c == KVL_MEM_SCRATCH ? 0 : one.bytes[c];
             assert_int_equal(sum, one.resident);
             assert_true(one.bytes[KVL_MEM_SLACK] < one.resident); /* no wrap below zero */
@@ -128,6 +133,29 @@ static void windows_do_not_grow(void **state)
         assert_true(resident[0][0] < resident[0][1]);
         assert_true(resident[1][0] < resident[0][0]);
     }
+}
+
+/* KIVI-2 at 4096 tokens, d 128 (methods.md section 8): bytes a head holds, codes, parameters and exact rows; V reserves just that. */
+static void kivi_holds_what_the_paper_says(void **state)
+{
+    static const uint64_t wanted[KVL_SIDES] = {196608, 223232};
+    struct kvl_cache_config config = context(4096, KVL_P4_STREAMING);
+    struct kvl_spec *spec = NULL;
+    struct kvl_cache_plan plan;
+    assert_int_equal(kvl_spec_parse("kivi", &spec), KVL_OK);
+    config.spec = spec;
+    assert_int_equal(kvl_cache_plan_make(&wide, &config, &roomy, &plan), KVL_OK);
+    const struct kvl_layer_plan *layer = &plan.layer[0];
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const uint32_t sealed = kvl_sealed_after(&plan, &layer->side[s], 0, 4096);
+        struct kvl_codec_bytes used;
+        assert_int_equal(kvl_side_bytes(&layer->side[s], sealed, &used), KVL_OK);
+        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->exact_row_bytes;
+        assert_int_equal(used.payload + used.scale + rows, wanted[s]);
+        assert_int_equal(layer->side[s].slots * layer->side[s].page_bytes + rows, wanted[s]);
+    }
+    kvl_cache_plan_free(&plan);
+    kvl_spec_free(&spec);
 }
 
 /* ---- slabs ---- */
@@ -182,6 +210,8 @@ static void what_does_not_fit_is_refused(void **state)
     assert_refused("f16", context(0, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "at least 1");
     assert_refused("int4 @30-30 f16", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "layer");
     assert_refused("int4(group=48)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "group");
+    assert_refused("kivi sink=4", context(128, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "a window of one ubatch, or ubatch (64) and sink (4)");
+    assert_refused("kivi tail=7", context(128, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "at least 128");
 }
 
 int main(void)
@@ -189,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_per_token),          cmocka_unit_test(public_models),
         cmocka_unit_test(classes_sum_to_resident),  cmocka_unit_test(windows_do_not_grow),
+        cmocka_unit_test(kivi_holds_what_the_paper_says),
         cmocka_unit_test(pages_do_not_cross_slabs), cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,53 +32,63 @@ static void assert_resolved(const char *text, const char *wanted)
     kvl_spec_free(&spec);
 }
 
+/* message: "..." in it stands for a list that grows with the plug-ins and presets. */
 static void assert_refused(const char *text, const char *message)
 {
     struct kvl_spec *spec = NULL;
+    const char *gap = strstr(message, "...");
     kvl_error_clear();
     assert_int_equal(kvl_spec_parse(text, &spec), KVL_E_USAGE);
     assert_null(spec);
-    assert_string_equal(kvl_error_text(), message);
+    const char *found = kvl_error_text();
+    if (gap == NULL) {
+        assert_string_equal(found, message);
+    } else {
+        const size_t head = (size_t)(gap - message), tail = strlen(gap + 3);
+        assert_true(strlen(found) > head + tail);
+        assert_memory_equal(found, message, head);
+        assert_string_equal(found + strlen(found) - tail, gap + 3);
+    }
     kvl_error_clear();
 }
 
 #define REST " rope=post rot=none korder=gguf"
 #define INT8 "int8(group=0,asym)"
 #define INT4 "int4(group=0,asym)"
-#define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 pos=keep"
+#define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
 
 static void resolves(void **state)
 {
     assert_resolved(NULL, PLAIN);
     assert_resolved("", PLAIN);
     assert_resolved("  f16 ", PLAIN);
-    assert_resolved("int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
+    assert_resolved("int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("kv=int4(group=32)",
-                    "k=int4(group=32,asym) v=int4(group=32,asym)" REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
+                    "k=int4(group=32,asym) v=int4(group=32,asym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("int4( group = 32 , sym )",
-                    "k=int4(group=32,sym) v=int4(group=32,sym)" REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
+                    "k=int4(group=32,sym) v=int4(group=32,sym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("k=int4(scheme=sym) v=f32()",
-                    "k=int4(group=0,sym) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
-    assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
-    assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 pos=keep");
-    assert_resolved("quarot4 sink=4", "k=" INT4 " v=" INT4 " rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 pos=keep");
-    assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 pos=keep");
+                    "k=int4(group=0,sym) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("quarot4 sink=4", "k=" INT4 " v=" INT4 " rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
-                                                                        " vtail=codec window=0 pos=keep @1-1 rot=random(seed=9) @2-2 rot=none");
-    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 pos=keep");
-    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 pos=keep");
+                                                                        " vtail=codec window=0 keep=none budget=none when=prefill pos=keep @1-1 rot=random(seed=9) @2-2 rot=none");
 }
 
 static void resolves_overrides(void **state)
 {
     assert_resolved("int8 @2-5 k=f16 sink=3 @0-0 tail=2",
-                    "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep"
+                    "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
                     " @0-0 ktail=2 vtail=2 @2-5 k=f16 sink=3");
-    assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep"
+    assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
                                                  " @1-1 k=" INT4 " v=" INT4);
-    assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 pos=keep");
+    assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020");
-    assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 pos=keep @2-5 ktail=codec");
+    assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
 }
 
 static void answers_by_layer(void **state)
@@ -105,22 +115,20 @@ static void answers_by_layer(void **state)
 }
 
 #define FORM ": items are WORD, key=value, value=name(option=value,...) or @a-b, with spaces between"
-#define CODECS "f32 f16 int8 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl fp8_e4m3 fp8_e5m2 kvquant"
+#define CODECS "f32 f16 ..."
 
 static void refuses_bad_words(void **state)
 {
     assert_refused("kv=int5",
                    "--kv: unknown codec 'int5' at character 4 of \"kv=int5\": legal are " CODECS " (did you mean int8?)");
-    assert_refused("sink=4 zzzzzz", "--kv: unknown codec or preset 'zzzzzz' at character 8 of \"sink=4 zzzzzz\": legal are " CODECS
-                                    " streaming-llm quarot4 quarot3 quarot2 kvquant4 kvquant3 kvquant2");
+    assert_refused("sink=4 zzzzzz", "--kv: unknown codec or preset 'zzzzzz' at character 8 of \"sink=4 zzzzzz\": legal are " CODECS);
     assert_refused("streming-llm",
-                   "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS
-                   " streaming-llm quarot4 quarot3 quarot2 kvquant4 kvquant3 kvquant2 (did you mean streaming-llm?)");
+                   "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window pos table (did you mean sink?)");
-    assert_refused("korder=gfug",
-                   "--kv: unknown value of korder= 'gfug' at character 8 of \"korder=gfug\": legal are gguf hf (did you mean gguf?)");
+                   " vtail window keep budget when pos table (did you mean sink?)");
+    assert_refused("korder=ggfu",
+                   "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
@@ -174,14 +182,35 @@ static void refuses_bad_options(void **state)
 
 static void refuses_what_is_not_built(void **state)
 {
-    assert_refused("pos=compact",
-                   "--kv: pos compact is not available in this build at character 5 of \"pos=compact\": available: keep");
     assert_refused("latent(rank=4)",
                    "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
-    assert_refused(
-        "keep=chunk(of=snapkv(window=64),size=20)",
-        "--kv: keep chunk is not available in this build at character 6 of \"keep=chunk(of=snapkv(window=64),size=20)\": available:"
-        " kv k v rope rot korder sink tail ktail vtail window pos table");
+}
+
+#define SNAPKV "snapkv(window=32,kernel=5,avg,mean,gqa=mean)"
+
+static void reads_evictions(void **state)
+{
+    assert_resolved("keep=snapkv(window=32) budget=ada(removed=0.5)", "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=" SNAPKV
+                                                                    " budget=ada(removed=0.5) when=prefill pos=keep");
+    assert_resolved("keep=critical(of=chunk( size=20, of=snapkv(window=32) ),first=0.25) budget=uniform(tokens=64) pos=compact",
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=critical(of=chunk(of=" SNAPKV
+                    ",size=20),epsilon=0.0001,first=0.25) budget=uniform(tokens=64) when=prefill pos=compact");
+    assert_resolved("keep=knorm budget=uniform(kept=0.5) @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)",
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=knorm budget=uniform(kept=0.5) when=prefill pos=keep"
+                    " @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)");
+    assert_refused("keep=knorm", "--kv: keep=knorm without a budget: add budget=uniform(kept=0.5) or another");
+    assert_refused("budget=ada(kept=0.5)", "--kv: budget=ada without a score: add keep=, or leave it out");
+    assert_refused("keep=knorm budget=uniform", "a budget wants exactly one of kept=, removed=, tokens=, bytes=; 0 are given");
+    assert_refused("keep=knorm budget=uniform(kept=0.5,tokens=3)",
+                   "a budget wants exactly one of kept=, removed=, tokens=, bytes=; 2 are given");
+    assert_refused("keep=knorm budget=uniform(kept=0.5) window=64", "--kv: window= and keep= both say which tokens stay: use one of them");
+    assert_refused("keep=chunk(size=20) budget=uniform(kept=1)",
+                   "--kv: chunk changes another score, and none is named at character 6 of \"keep=chunk(size=20) budget=uniform(kept=1)\": "
+                   "write of=SCORE among its options");
+    assert_refused("keep=snapkw budget=uniform(kept=1)",
+                   "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
+                   "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal critical chunk none (did you mean snapkv?)");
+    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
 }
 
 static void checks_dims(void **state)
@@ -250,7 +279,7 @@ static void random_words_never_crash(void **state)
 {
     static const char *const piece[] = {
         "k=", "v=",  "kv=",   "int8",  "int4",    "f16",           "(",     ")", ",", "group=", "32",        "sym", " ", " ", " ",
-        "@",  "0-3", "sink=", "tail=", "window=", "streaming-llm", "codec", "=", "-", "keep=",  "rope=post", "\t", "rope=pre", "rot=random", "korder=hf"};
+        "@",  "0-3", "sink=", "tail=", "window=", "streaming-llm", "codec", "=", "-", "keep=", "chunk", "of=", "budget=", "uniform",  "rope=post", "\t", "rope=pre", "rot=random", "korder=hf"};
     for (uint64_t round = 0; round < 20000; round++) {
         char text[256] = "";
         for (uint64_t i = 0; i < 1 + kvl_rng_u64(round, 0) % 10; i++)
@@ -274,7 +303,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
         cmocka_unit_test(refuses_what_is_not_built),
-        cmocka_unit_test(checks_dims),
+        cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),
         cmocka_unit_test(survives_failing_allocations),
         cmocka_unit_test(random_words_never_crash),

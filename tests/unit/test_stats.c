@@ -62,40 +62,50 @@ static void quantiles_of_odd_inputs(void **state)
     assert_true(kvl_quantile(infinite, 3, 2.0) == INFINITY); /* q is clamped */
 }
 
-static void log_sum_exp_does_not_overflow(void **state)
+/* Published tables of the t distribution; df 1 is tan, df 2 has a closed form. */
+static void student_t_matches_tables(void **state)
 {
-    float same[1000];
-    for (int i = 0; i < 1000; i++) same[i] = 3e38f;
-    assert_near(kvl_log_sum_exp(same, 1000), (double)3e38f, 0);
-    for (int i = 0; i < 1000; i++) same[i] = -3e38f;
-    assert_near(kvl_log_sum_exp(same, 1000), (double)-3e38f, 0);
-    const float two[] = {1000.0f, 1000.0f}, masked[] = {-INFINITY, 2.0f}, none[] = {-INFINITY, -INFINITY},
-                bad[] = {1.0f, NAN, 2.0f};
-    assert_near(kvl_log_sum_exp(two, 2), 1000 + log(2), 1e-12);
-    assert_near(kvl_log_sum_exp(masked, 2), 2, 0);
-    assert_true(kvl_log_sum_exp(none, 2) == -INFINITY);
-    assert_true(kvl_log_sum_exp(none, 0) == -INFINITY);
-    assert_true(isnan(kvl_log_sum_exp(bad, 3)));
+    static const struct {
+        double q, df, t;
+    } rows[] = {
+        {0.975, 1, 12.706204736}, {0.975, 2, 4.302652730},  {0.975, 9, 2.262157163},     {0.975, 15, 2.131449546}, {0.975, 19, 2.093024054},
+        {0.975, 39, 2.022690920}, {0.95, 30, 1.697260887},  {0.995, 100, 2.625890521},   {0.975, 1e6, 1.959966},   {0.6, 3, 0.276670662},
+        {0.5, 7, 0},              {0.025, 9, -2.262157163},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_near(kvl_student_t_quantile(rows[i].q, rows[i].df), rows[i].t, 2e-6);
+    assert_near(kvl_student_t_quantile(0.999, 2), 0.998 * sqrt(2.0 / (1.0 - 0.998 * 0.998)), 1e-9);
+    assert_true(isnan(kvl_student_t_quantile(1, 5)) && isnan(kvl_student_t_quantile(0.5, 0)));
 }
 
-static void log_sum_exp_is_exact_enough(void **state)
+/* 16 values are the fewest that say anything; an interval around 0 says nothing either way. */
+static void verdicts(void **state)
 {
-    enum { N = 50000 };
-    static float logits[N];
-    double sum = 0;
-    for (uint64_t i = 0; i < N; i++) {
-        logits[i] = (float)(4 * kvl_rng_normal(2, i));
-        sum += exp(logits[i]);
+    static const struct {
+        uint64_t n;
+        double mean, spread;
+        enum kvl_verdict verdict;
+    } rows[] = {
+        {15, 1, 0.1, KVL_EXPLORATORY}, {16, 1, 0.1, KVL_HIGHER},      {16, -1, 0.1, KVL_LOWER}, {16, 0.1, 1, KVL_NOT_RESOLVED},
+        {1, 1, 0, KVL_EXPLORATORY},    {40, 0.4, 1, KVL_HIGHER}, {40, 0.3, 1, KVL_NOT_RESOLVED}, {16, 0, 0, KVL_EQUAL},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct kvl_moments m = {.n = rows[i].n, .mean = rows[i].mean, .m2 = rows[i].spread * rows[i].spread * (double)(rows[i].n - 1)};
+        const struct kvl_interval interval = kvl_t_interval(&m);
+        if (kvl_verdict_of(&interval) != rows[i].verdict)
+            fail_msg("row %zu: %s", i, kvl_verdict_name[kvl_verdict_of(&interval)]);
     }
-    assert_near(kvl_log_sum_exp(logits, N), log(sum), 1e-6);
+    struct kvl_moments m = {.n = 20, .mean = 3, .m2 = 19 * 4};
+    assert_near(kvl_t_interval(&m).high - 3, 2.093024054 * 2 / sqrt(20), 1e-8);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moments_match_two_passes),      cmocka_unit_test(few_values_have_no_variance),
+        cmocka_unit_test(moments_match_two_passes),
+        cmocka_unit_test(student_t_matches_tables),
+        cmocka_unit_test(verdicts),      cmocka_unit_test(few_values_have_no_variance),
         cmocka_unit_test(quantiles_match_numpy),         cmocka_unit_test(quantiles_of_odd_inputs),
-        cmocka_unit_test(log_sum_exp_does_not_overflow), cmocka_unit_test(log_sum_exp_is_exact_enough),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -286,7 +286,6 @@ static void test_special_tokens(void **state)
     assert_true(kvl_tokenizer_is_end(t, IM_END));
     assert_false(kvl_tokenizer_is_end(t, IM_START));
     assert_int_equal(kvl_tokenizer_bos(t), IM_START);
-    assert_int_equal(kvl_tokenizer_eos(t), IM_END);
     assert_int_equal(kvl_tokenizer_n_vocab(t), N_TOKENS);
     assert_false(kvl_tokenizer_adds_bos(t));
     kvl_text_free(&text);

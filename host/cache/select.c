@@ -1,0 +1,166 @@
+#include "select.h"
+#include "mem.h"
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+kvl_status kvl_amount_resolve(const struct kvl_amount *amount, uint32_t n_token, uint64_t token_bytes, uint32_t *target, double *fraction)
+{
+    const double n = n_token;
+    const int given = (amount->kept >= 0) + (amount->removed >= 0) + (amount->tokens >= 0) + (amount->bytes >= 0);
+    if (given != 1) return kvl_fail(KVL_E_USAGE, "a budget wants exactly one of kept=, removed=, tokens=, bytes=; %d are given", given);
+    const bool is_share = amount->kept >= 0 || amount->removed >= 0;
+    double tokens = amount->tokens;
+    if (amount->bytes >= 0) tokens = floor(amount->bytes / (double)token_bytes);
+    *fraction = amount->kept >= 0 ? amount->kept : amount->removed >= 0 ? 1.0 - amount->removed : tokens < n ? tokens / n : 1.0;
+    const double wanted = is_share ? fmax(1.0, floor(n * *fraction)) : fmin(floor(tokens), n);
+    *target = n_token == 0 ? 0 : (uint32_t)wanted;
+    return KVL_OK;
+}
+
+/* ---- the best ---- */
+
+static int better_first(const void *a, const void *b)
+{
+    const struct kvl_ranked *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+uint32_t kvl_select_top(const float *score, uint32_t n, uint32_t k, struct kvl_ranked *room, uint32_t *kept)
+{
+    const uint32_t n_kept = k < n ? k : n;
+    for (uint32_t i = 0; i < n; i++) room[i] = (struct kvl_ranked){isnan(score[i]) ? -INFINITY : score[i], i};
+    qsort(room, n, sizeof *room, better_first);
+    for (uint32_t i = 0; i < n_kept; i++) kept[i] = room[i].at;
+    qsort(kept, n_kept, sizeof *kept, by_position);
+    return n_kept;
+}
+
+/* ---- one layer ---- */
+
+void kvl_selection_free(struct kvl_selection *selection)
+{
+    kvl_free(&selection->offset);
+    kvl_free(&selection->token);
+    kvl_free(&selection->score);
+}
+
+static const struct kvl_score *score_of(const struct kvl_instance *instance) { return (const struct kvl_score *)instance->plugin; }
+
+void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *out)
+{
+    *out = (struct kvl_score_needs){.struct_size = sizeof *out};
+    for (uint32_t i = 0; i < spec->n_keep; i++) {
+        struct kvl_score_needs one = {.struct_size = sizeof one};
+        const struct kvl_score *score = score_of(&spec->keep[i]);
+        if (score->needs != NULL) score->needs(spec->keep[i].priv, &one);
+        out->what |= one.what;
+        if (one.queries > out->queries) out->queries = one.queries;
+        if (one.first_query > out->first_query) out->first_query = one.first_query;
+        if (one.normals > out->normals) out->normals = one.normals;
+    }
+}
+
+/* A plug-in returned non-zero: its reason, if it gave one. */
+static kvl_status failed(const struct kvl_plugin_head *plugin)
+{
+    return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", plugin->name);
+}
+
+static kvl_status layer_target(const struct kvl_layer_spec *spec, const struct kvl_budget_input *in, uint32_t *target)
+{
+    const struct kvl_budget *budget = (const struct kvl_budget *)spec->budget.plugin;
+    *target = in->target;
+    if (budget->layer_target != NULL && budget->layer_target(spec->budget.priv, in, target) != 0) return failed(spec->budget.plugin);
+    if (*target > in->n_token) *target = in->n_token;
+    return KVL_OK;
+}
+
+kvl_status kvl_layer_target(const struct kvl_layer_spec *spec, uint32_t layer, uint32_t n_layer, uint32_t n_token, uint32_t n_kv_head,
+                            uint64_t token_bytes, uint32_t *target)
+{
+    struct kvl_budget_input in = {.struct_size = sizeof in, .layer = layer, .n_layer = n_layer, .n_token = n_token, .n_kv_head = n_kv_head};
+    *target = n_token;
+    if (spec->n_keep == 0) return KVL_OK;
+    const kvl_status status = kvl_amount_resolve(spec->budget.priv, n_token, token_bytes, &in.target, &in.fraction);
+    return status == KVL_OK ? layer_target(spec, &in, target) : status;
+}
+
+/* Sinks stay whatever they score. */
+static void protect_sinks(const struct kvl_layer_spec *spec, const struct kvl_score_input *in, float *score)
+{
+    for (uint32_t h = 0; h < in->n_kv_head; h++)
+        for (uint32_t t = 0; t < spec->sink && t < in->n_token; t++) score[(size_t)h * in->n_token + t] = FLT_MAX;
+}
+
+/* Base score, head split, wrappers: score [H][T] and target [H] are then what each head is to be cut by. */
+static kvl_status run_scores(const struct kvl_layer_spec *spec, const struct kvl_score_input *in, const struct kvl_budget_input *budget_in,
+                             float *score, float *base, uint32_t *target)
+{
+    const struct kvl_budget *budget = (const struct kvl_budget *)spec->budget.plugin;
+    if (score_of(&spec->keep[0])->ref(spec->keep[0].priv, in, score) != 0) return failed(spec->keep[0].plugin);
+    memcpy(base, score, (size_t)in->n_kv_head * in->n_token * sizeof *score);
+    protect_sinks(spec, in, score);
+    if (budget->split != NULL && budget->split(spec->budget.priv, budget_in, score, target) != 0) return failed(spec->budget.plugin);
+    for (uint32_t i = 1; i < spec->n_keep; i++)
+        if (score_of(&spec->keep[i])->wrap(spec->keep[i].priv, in, score, target) != 0) return failed(spec->keep[i].plugin);
+    if (spec->n_keep > 1) protect_sinks(spec, in, score);
+    return KVL_OK;
+}
+
+static kvl_status keep_everything(const struct kvl_score_input *in, struct kvl_selection *out)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(kvl_alloc(&out->token, (size_t)in->n_kv_head * in->n_token, sizeof *out->token));
+    for (uint32_t h = 0; h < in->n_kv_head; h++) {
+        out->offset[h + 1] = (h + 1) * in->n_token;
+        for (uint32_t t = 0; t < in->n_token; t++) out->token[(size_t)h * in->n_token + t] = t;
+    }
+    out->target = in->n_token;
+done:
+    return status;
+}
+
+kvl_status kvl_select_layer(const struct kvl_layer_spec *spec, struct kvl_score_input *in, uint64_t token_bytes, struct kvl_selection *out)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t n = in->n_token, heads = in->n_kv_head;
+    struct kvl_ranked *room = NULL;
+    float *score = NULL;
+    uint32_t *target = NULL;
+    *out = (struct kvl_selection){.n_token = n, .n_kv_head = heads};
+    KVL_TRY(kvl_alloc(&out->offset, heads + 1u, sizeof *out->offset));
+    if (spec->n_keep == 0) {
+        KVL_TRY(keep_everything(in, out));
+        goto done;
+    }
+    struct kvl_budget_input budget = {
+        .struct_size = sizeof budget, .layer = in->layer, .n_layer = in->n_layer, .n_token = n, .n_kv_head = heads};
+    KVL_TRY(kvl_amount_resolve(spec->budget.priv, n, token_bytes, &budget.target, &budget.fraction));
+    KVL_TRY(layer_target(spec, &budget, &out->target));
+    in->target = out->target;
+    in->fraction = budget.fraction;
+    KVL_TRY(kvl_alloc(&score, (size_t)heads * n, sizeof *score));
+    KVL_TRY(kvl_alloc(&out->score, (size_t)heads * n, sizeof *out->score));
+    KVL_TRY(kvl_alloc(&target, heads, sizeof *target));
+    KVL_TRY(kvl_alloc(&room, n, sizeof *room));
+    KVL_TRY(kvl_alloc(&out->token, (size_t)heads * n, sizeof *out->token));
+    for (uint32_t h = 0; h < heads; h++) target[h] = out->target;
+    KVL_TRY(run_scores(spec, in, &budget, score, out->score, target));
+    for (uint32_t h = 0; h < heads; h++)
+        out->offset[h + 1] = out->offset[h] + kvl_select_top(score + (size_t)h * n, n, target[h], room, out->token + out->offset[h]);
+done:
+    kvl_free(&room);
+    kvl_free(&score);
+    kvl_free(&target);
+    if (status != KVL_OK) kvl_selection_free(out);
+    return status;
+}

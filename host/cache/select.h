@@ -1,0 +1,39 @@
+/* Which tokens of a layer stay: layer target -> base score -> head split -> wrappers -> the best of each head. */
+#ifndef KVL_SELECT_H
+#define KVL_SELECT_H
+#include "spec.h"
+#include "status.h"
+
+/* Tokens a head that an amount leaves of n_token: *target is the whole number (kept: max(1, int(F T)), removed: max(1, int(T (1 - R))), both in
+ * double; never more than T), *fraction the same share before it was made one. token_bytes: payload and scales of one token over all
+ * streams. KVL_E_USAGE unless exactly one of its members is given. */
+kvl_status kvl_amount_resolve(const struct kvl_amount *amount, uint32_t n_token, uint64_t token_bytes, uint32_t *target, double *fraction);
+
+/* The k best of n scores into kept, ascending; equal ones by position, NaN last. kept has room for min(k, n), which is returned; room for n. */
+struct kvl_ranked {
+    float score;
+    uint32_t at;
+};
+uint32_t kvl_select_top(const float *score, uint32_t n, uint32_t k, struct kvl_ranked *room, uint32_t *kept);
+
+/* Tokens kept of a layer: those of head h are token[offset[h]] .. token[offset[h + 1] - 1], ascending. */
+struct kvl_selection {
+    uint32_t n_token, n_kv_head;
+    uint32_t target;   /* of the layer: tokens a head on average */
+    uint32_t *offset;  /* [H + 1] */
+    uint32_t *token;
+    float *score;      /* [H][T] the base score, before heads were split and wrappers applied; NULL: everything is kept */
+};
+void kvl_selection_free(struct kvl_selection *selection);
+
+/* What the scores of a layer's keep= want together; reads nothing where there is none. */
+void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *out);
+
+/* in: everything but target and fraction, which are set here. */
+kvl_status kvl_select_layer(const struct kvl_layer_spec *spec, struct kvl_score_input *in, uint64_t token_bytes, struct kvl_selection *out);
+
+/* The layer's target alone: what is known before there are scores. */
+kvl_status kvl_layer_target(const struct kvl_layer_spec *spec, uint32_t layer, uint32_t n_layer, uint32_t n_token, uint32_t n_kv_head,
+                            uint64_t token_bytes, uint32_t *target);
+
+#endif
