@@ -20,22 +20,64 @@
 
 #if !(KVL_VECTORS && KVL_K_HAS_SCORES)
 void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
-void kvl_k_scores_plain(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
-                        KVL_QS float *out)
+#define kvl_k_prepare kvl_k_prepare_plain
+#endif
+
+#if KVL_ROPE_PRE
+/* The key of token t of a block as a query sees it; position: the key's. */
+void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, kvl_turn turn, uint position, float *k)
+{
+    for (uint c = 0; c < KVL_D; c += 8) kvl_k_load8(block, table, t, c, k + c);
+    kvl_restore_key(k, turn, position);
+}
+#endif
+
+/* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`. */
+#if KVL_VECTORS && KVL_K_HAS_SCORES
+#define kvl_key_scores(block, table, t0, q, aux, turn, position, out) kvl_k_scores(block, table, t0, q, aux, out)
+#elif KVL_VECTORS && KVL_ROPE_PRE
+/* 16 keys side by side, channel by channel. */
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
+                    kvl_turn turn, uint position, KVL_QS float *out)
+{
+    for (uint t = 0; t < KVL_SLICE; t += 16) {
+        float k[KVL_D], keys[KVL_D * 16];
+        for (uint i = 0; i < 16; i++) {
+            kvl_read_key(block, table, t0 + t + i, turn, position + t + i, k);
+            for (uint c = 0; c < KVL_D; c++) keys[c * 16 + i] = k[c];
+        }
+        float16 dot[KVL_NQ];
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+        for (uint c = 0; c < KVL_D; c++) {
+            const float16 key = vload16(c, keys);
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], key, dot[r]);
+        }
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[r], 0, out + r * KVL_B + t);
+    }
+}
+#else
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
+                    kvl_turn turn, uint position, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t++) {
-        float dot[KVL_NQ], k[8];
+        float dot[KVL_NQ];
         for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
+#if KVL_ROPE_PRE
+        float k[KVL_D];
+        kvl_read_key(block, table, t0 + t, turn, position + t, k);
+        for (uint c = 0; c < KVL_D; c++)
+            for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], k[c], dot[r]);
+#else
+        float k[8];
         for (uint c = 0; c < KVL_D; c += 8) {
             kvl_k_load8(block, table, t0 + t, c, k);
             for (uint r = 0; r < KVL_NQ; r++)
                 for (uint i = 0; i < 8; i++) dot[r] = fma(q[r * KVL_D + c + i], k[i], dot[r]);
         }
+#endif
         for (uint r = 0; r < KVL_NQ; r++) out[r * KVL_B + t] = dot[r];
     }
 }
-#define kvl_k_prepare kvl_k_prepare_plain
-#define kvl_k_scores kvl_k_scores_plain
 #endif
 
 /* Adds this item's share of a block's weighted values to acc [KVL_PARTS][KVL_NQ][KVL_D]. slot: of the block's first token in its page. */
@@ -59,14 +101,23 @@ void kvl_add_values(const KVL_GLOBAL uchar *block, uint slot, const KVL_QS float
 }
 
 /* Scores of full-precision tokens [from, to) of a block at `base`, where a row sees them in full precision. */
-void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, KVL_QS float *out, uint item)
+void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out,
+                      uint item)
 {
     for (uint t = from + item; t < to; t += KVL_WG) {
         rows.first = t;
+#if KVL_ROPE_PRE
+        float k[KVL_D];
+        for (uint c = 0; c < KVL_D; c++) k[c] = kvl_row_at(rows, 0, c);
+        kvl_restore_key(k, turn, t);
+#define KEY_AT(c) k[c]
+#else
+#define KEY_AT(c) kvl_row_at(rows, 0, c)
+#endif
         for (uint r = 0; r < KVL_NQ; r++) {
             if (t < start[r]) continue;
             float dot = 0.0f;
-            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], kvl_row_at(rows, 0, c), dot);
+            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], KEY_AT(c), dot);
             out[r * KVL_B + t - base] = dot;
         }
     }
@@ -88,7 +139,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
 #if KVL_VECTORS
     float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = fmax(best, vload16(0, s + i));
+    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
     const float top = fmax(*m, kvl_max16(best));
 #else
     float top = *m;
@@ -102,7 +153,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
         const float16 x = vload16(0, s + i);
-        const float16 weight = select(exp(x - top), (float16)0.0f, x == -FLT_MAX);
+        const float16 weight = kvl_exp_negative(x - top);
         vstore16(weight, 0, s + i);
         sums += weight;
     }
@@ -125,9 +176,10 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
  * query's result does not depend on which others were computed with it. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-           ulong exact_offset, float scale, global float *out, global float *partial, KVL_VIEW_PARAMS)
+           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
+    const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
     exact += exact_offset;
     const uint item = get_local_id(0), split = get_group_id(0) % n_splits, h = get_group_id(0) / n_splits % KVL_H;
@@ -176,13 +228,13 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_k_scores(block, 0, index % KVL_K_P + t0, q, aux, s + t0);
+                kvl_key_scores(block, 0, index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
             uint exact_from[KVL_NQ];
             for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? 0 : k_end[r];
-            kvl_exact_scores(k_rows, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, s, item);
+            kvl_exact_scores(k_rows, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
             KVL_BARRIER;
         }
         for (uint r = item; r < KVL_NQ; r += KVL_WG) {
@@ -236,24 +288,26 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     }
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-item a row. */
-kernel void kvl_merge(global const float *partial, global float *out, uint n_rows, uint n_splits)
+/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row, whose items share the channels. */
+kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
+                                                                          uint n_splits)
 {
-    const ulong row = get_global_id(0);
-    float top = -FLT_MAX, total = 0.0f;
+    const uint item = get_local_id(0);
+    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_D + 2);
+    partial += row * (KVL_D + 2);
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_D + KVL_WG - 1) / KVL_WG];
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (p[KVL_D + 1] > 0.0f) top = fmax(top, p[KVL_D]);
     }
-    float acc[KVL_D];
-    for (uint c = 0; c < KVL_D; c++) acc[c] = 0.0f;
+    for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
     for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + ((ulong)i * n_rows + row) * (KVL_D + 2);
+        global const float *p = partial + i * step;
         if (!(p[KVL_D + 1] > 0.0f)) continue;
         const float weight = exp(p[KVL_D] - top);
         total = fma(weight, p[KVL_D + 1], total);
-        for (uint c = 0; c < KVL_D; c++) acc[c] = fma(weight, p[c], acc[c]);
+        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weight, p[c], acc[c / KVL_WG]);
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = 0; c < KVL_D; c++) out[row * KVL_D + c] = acc[c] * inverse;
+    for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[c / KVL_WG] * inverse;
 }

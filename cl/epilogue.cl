@@ -3,6 +3,7 @@
 #define KVL_ADD 1    /* y += product: the residual */
 #define KVL_SWIGLU 2 /* even panels are gates, odd ones values: y = silu(gate) * value, half as many outputs */
 
+#if KVL_W_LANES == 16
 /* The first min(n, 16) lanes. */
 void kvl_store_lanes(global float *y, uint n, float16 v, bool add)
 {
@@ -25,3 +26,20 @@ void kvl_store_pair(global float *y, uint pair, uint n, float16 even, float16 od
     kvl_store_lanes(y + pair * 32, n - pair * 32, even, epilogue == KVL_ADD);
     if (n > pair * 32 + 16) kvl_store_lanes(y + pair * 32 + 16, n - pair * 32 - 16, odd, epilogue == KVL_ADD);
 }
+#else
+void kvl_store(global float *y, uint i, uint n, float v, bool add)
+{
+    if (i < n) y[i] = add ? y[i] + v : v;
+}
+
+/* Row `row` of both panels. */
+void kvl_store_pair(global float *y, uint pair, uint row, uint n, float even, float odd, uint epilogue)
+{
+    if (epilogue == KVL_SWIGLU) {
+        kvl_store(y, pair * 16 + row, n, even / (1.0f + exp(-even)) * odd, false);
+        return;
+    }
+    kvl_store(y, pair * 32 + row, n, even, epilogue == KVL_ADD);
+    kvl_store(y, pair * 32 + 16 + row, n, odd, epilogue == KVL_ADD);
+}
+#endif

@@ -18,6 +18,28 @@ float kvl_load_half(const KVL_GLOBAL uchar *p, ulong i) { return vload_half(i, (
 void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, i, (KVL_GLOBAL half *)p); }
 
 #if KVL_VECTORS
+/* Codes j of vectors of words, `bits` wide: bytes[k] holds byte k of every word, and a code lies in one byte or two. j is known to the compiler
+ * where the loop around it is unrolled. */
+#define KVL_CODE_SPLIT(j, bits) ((j) * (bits) % 8 + (bits) > 8)
+#define KVL_CODES(bytes, j, bits)                                                                                                \
+    (((bytes)[(j) * (bits) / 8] >> (uchar)((j) * (bits) % 8) |                                                                    \
+      (KVL_CODE_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_CODE_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)) & \
+     (uchar)((1 << (bits)) - 1))
+
+/* table[code] of codes below 16. */
+#ifdef __clang__ /* one instruction where shuffle() may be a loop */
+#define KVL_PICK(i) table[codes.s##i]
+#define KVL_PICK8 KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7)
+char8 kvl_pick8(char16 table, uchar8 codes) { return (char8)(KVL_PICK8); }
+char16 kvl_pick16(char16 table, uchar16 codes)
+{
+    return (char16)(KVL_PICK8, KVL_PICK(8), KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f));
+}
+#else
+char8 kvl_pick8(char16 table, uchar8 codes) { return shuffle(table, codes); }
+char16 kvl_pick16(char16 table, uchar16 codes) { return shuffle(table, codes); }
+#endif
+
 float kvl_sum16(float16 v)
 {
     const float8 a = v.lo + v.hi;
@@ -25,11 +47,27 @@ float kvl_sum16(float16 v)
     const float2 c = b.lo + b.hi;
     return c.x + c.y;
 }
+float16 kvl_larger(float16 a, float16 b) { return select(a, b, b > a); } /* one instruction, unlike fmax(); a NaN of b is left out */
 float kvl_max16(float16 v)
 {
     const float8 a = fmax(v.lo, v.hi);
     const float4 b = fmax(a.lo, a.hi);
     const float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+
+/* exp of x <= 0: within 1.5 * 2^-24 of it for x > -10, 5 * 2^-24 for x > -87, then 0. Half the instructions of PoCL's exp. x = n ln 2 + f, exp(f) by
+ * its minimax polynomial on +-ln(2) / 2, and n goes into the exponent. NaN stays NaN. */
+float16 kvl_exp_negative(float16 x)
+{
+    const float16 shifted = fma(x, (float16)0x1.715476p0f, (float16)0x1.8p23f), n = shifted - 0x1.8p23f;
+    const float16 f = fma(n, (float16)-0x1.62e43p-1f, x);
+    float16 p = fma(f, (float16)0x1.6a2436p-10f, (float16)0x1.1239e2p-7f);
+    p = fma(p, f, (float16)0x1.5558f2p-5f);
+    p = fma(p, f, (float16)0x1.555492p-3f);
+    p = fma(p, f, (float16)0x1.fffffcp-2f);
+    p = fma(p, f, (float16)1.0f);
+    p = fma(p, f, (float16)1.0f);
+    return select(as_float16(as_int16(p) + (as_int16(shifted) << 23)), (float16)0.0f, x < -87.0f);
 }
 #endif

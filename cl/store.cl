@@ -1,35 +1,47 @@
-/* store.cl: what is written to the cache: rotated rows, sealed pages, exact rows. */
+/* store.cl: what is written to the cache: records in the stage, sealed pages, exact rows. */
 
-/* RoPE turns pairs (2i, 2i+1) at position p by p * freq[i]; rotary is the table [n_ctx][rope_dim / 2] of (cos, sin). Queries and keys are
- * turned in place. round_exact: keys and values that may be read in full precision are rounded to what the exact rows hold, so that it does
- * not matter where a row is read from. head counts query heads, then keys, then values. */
-void kvl_finish_row(global float *stage, global const float2 *rotary, uint position, uint token, uint head, uint q_stride, uint rope_dim,
-                    uint round_exact)
+/* Makes a projected row of the stage what attention and the codec want of it, in place: record.cl. round_exact: keys and values that may be
+ * read in full precision are rounded to what the exact rows hold, so that it does not matter where a row is read from. head counts query
+ * heads, then keys, then values. */
+void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint token, uint head, uint q_stride, uint round_exact)
 {
+    const bool is_query = head < KVL_H * KVL_G, is_value = head >= KVL_H * (KVL_G + 1);
+    const bool is_rounded = KVL_EXACT_HALF && round_exact && !is_query;
+    if (is_value && !is_rounded && KVL_ROT_M == 0) return;
     global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_D;
-    if (head < KVL_H * (KVL_G + 1)) {
-        global const float2 *turn = rotary + (ulong)position * (rope_dim / 2);
-        for (uint i = 0; i < rope_dim / 2; i++) {
-            const float a = row[2 * i], b = row[2 * i + 1];
-            row[2 * i] = fma(a, turn[i].x, -(b * turn[i].y));
-            row[2 * i + 1] = fma(a, turn[i].y, b * turn[i].x);
-        }
-    }
-#if KVL_EXACT_HALF
-    if (round_exact && head >= KVL_H * KVL_G)
+    float x[KVL_D];
+    for (uint c = 0; c < KVL_D; c++) x[c] = row[c];
+    if (is_query || (!is_value && !KVL_ROPE_PRE)) kvl_rope_row(x, turn, position);
+    if (!is_value && !(is_query && KVL_ROPE_PRE)) kvl_order_row(x, turn.rope_dim, false);
+    if (!(is_query && KVL_ROPE_PRE)) kvl_rotate(x, turn);
+    if (is_rounded)
         for (uint c = 0; c < KVL_D; c++) {
             ushort bits;
-            vstore_half_rte(row[c], 0, (half *)&bits);
-            row[c] = vload_half(0, (const half *)&bits);
+            vstore_half_rte(x[c], 0, (half *)&bits);
+            x[c] = vload_half(0, (const half *)&bits);
         }
-#endif
+    for (uint c = 0; c < KVL_D; c++) row[c] = x[c];
 }
 
 /* One work-item a head and token. */
-kernel void kvl_rope(global float *stage, global const float2 *rotary, uint p0, uint q_stride, uint rope_dim, uint round_exact)
+kernel void kvl_rope(global float *stage, KVL_TURN_PARAMS, uint p0, uint q_stride, uint round_exact)
 {
-    kvl_finish_row(stage, rotary, p0 + get_global_id(1), get_global_id(1), get_global_id(0), q_stride, rope_dim, round_exact);
+    const kvl_turn turn = KVL_TURN_INIT;
+    kvl_finish_row(stage, turn, p0 + get_global_id(1), get_global_id(1), get_global_id(0), q_stride, round_exact);
 }
+
+#if KVL_ROT_M != 0
+/* Undoes the values' rotation of attention's output rows [n][H * G][D]; one work-item a query head and token. */
+kernel void kvl_unrotate_output(global float *out, KVL_TURN_PARAMS)
+{
+    const kvl_turn turn = KVL_TURN_INIT;
+    global float *row = out + ((ulong)get_global_id(1) * (KVL_H * KVL_G) + get_global_id(0)) * KVL_D;
+    float x[KVL_D];
+    for (uint c = 0; c < KVL_D; c++) x[c] = row[c];
+    kvl_unrotate(x, turn);
+    for (uint c = 0; c < KVL_D; c++) row[c] = x[c];
+}
+#endif
 
 /* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */
 void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, kvl_rows rows, uint h, bool is_k, uint first, uint end, kvl_view view,
@@ -61,18 +73,19 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
                      view, status);
 }
 
-/* RoPE and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page
- * of it; it turns its rows and then encodes them. */
-kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, global const float2 *rotary,
-                       uint rope_dim, uint round_exact, global uint *status, KVL_VIEW_PARAMS)
+/* Records and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page
+ * of it; it finishes its rows and then encodes them. */
+kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, KVL_TURN_PARAMS, uint round_exact,
+                       global uint *status, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
+    const kvl_turn turn = KVL_TURN_INIT;
     const uint head = get_global_id(0);
     const bool is_value = head >= KVL_H * (KVL_G + 1), is_query = head < KVL_H * KVL_G;
     const uint page_tokens = is_value ? KVL_V_P : KVL_K_P, page = (p0 - sink) / page_tokens + get_global_id(1);
     const uint first = max(p0, sink + page * page_tokens), end = min(p0 + n, sink + (page + 1) * page_tokens);
     if (first >= end) return;
-    for (uint t = first; t < end; t++) kvl_finish_row(stage, rotary, t, t - p0, head, q_stride, rope_dim, round_exact);
+    for (uint t = first; t < end; t++) kvl_finish_row(stage, turn, t, t - p0, head, q_stride, round_exact);
     if (is_query) return;
     const uint h = (head - KVL_H * KVL_G) % KVL_H;
     kvl_encode_range(KVL_SLAB_ARGS, table + table_offset, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,

@@ -65,7 +65,8 @@ enum {
     KVL_CODEC_MOVABLE = 1,     /* device body has move(): one token to another slot */
     KVL_CODEC_NEEDS_TABLE = 2, /* needs a calibration table */
     KVL_CODEC_HAS_SCORES = 4,  /* device body has prepare(), scores() (K) */
-    KVL_CODEC_HAS_ACCUMULATE = 8 /* device body has accumulate() (V) */
+    KVL_CODEC_HAS_ACCUMULATE = 8, /* device body has accumulate() (V) */
+    KVL_CODEC_NO_ROTATION = 16 /* tells channels apart by what they hold: refused with rot= */
 };
 
 struct kvl_codec_dims {

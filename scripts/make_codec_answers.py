@@ -6,12 +6,15 @@ Usage: scripts/make_codec_answers.py [ROOT]   (writes the headers; run again and
        GGML_BASE=libggml-base.so scripts/make_codec_answers.py   also compares the modelled blocks with ggml's own, byte for byte
 """
 import ctypes
+import math
 import os
 import sys
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+
+from make_turboquant_codebooks import lloyd_max, whole_levels
 
 HALF_MAX = np.float32(65504)
 
@@ -165,6 +168,62 @@ def decode_fp8(mantissa, bias, largest, x):
     return out
 
 
+# ---- TurboQuant ----
+
+
+def sum_of_squares(row):
+    total = np.float32(0)
+    for v in row.astype(np.float64):
+        total = np.float32(v * v + np.float64(total))
+    return total
+
+
+def half_root(total, m):
+    """The binary16 nearest to sqrt(total / m)."""
+    guess = np.float16(np.sqrt(np.float64(total) / m))
+    near = [np.nextafter(guess, np.float16(0)), guess, np.nextafter(guess, np.float16(np.inf))]
+    return min(near, key=lambda h: abs(np.float64(h) - np.sqrt(np.float64(total) / m)))
+
+
+def sketch_sign(seed, turn, n):
+    h = [((seed * 2 + turn) * 0x9E3779B9 + c * 0x85EBCA6B) & 0xFFFFFFFF for c in range(n)]
+    h = [((v ^ v >> 16) * 0x7FEB352D) & 0xFFFFFFFF for v in h]
+    h = [((v ^ v >> 15) * 0x846CA68B) & 0xFFFFFFFF for v in h]
+    return np.array([-1 if v >> 31 else 1 for v in h], np.float32)
+
+
+def hadamard(x):
+    """float32 butterflies, near neighbours first."""
+    half = 1
+    while half < len(x):
+        x = x.reshape(-1, 2, half)
+        x = np.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1).ravel()
+        half *= 2
+    return x
+
+
+def decode_turboquant(bits, sketch, seed, x):
+    n = x.shape[1]
+    x = np.where(np.abs(x) < 2.0**-100, 0, clamp(x)).astype(np.float32)
+    levels, weights, _ = lloyd_max(n, bits - sketch)
+    _, m, whole = whole_levels(n, levels, weights)
+    levels = np.concatenate([-whole[::-1], whole])
+    middles = (levels[1:] + levels[:-1]) / 2
+    out = np.zeros_like(x)
+    for row, decoded in zip(x, out):
+        scale = np.float64(half_root(sum_of_squares(row), m))
+        code = np.searchsorted(middles * scale, row.astype(np.float64)) if scale else np.zeros(n, int)
+        decoded[:] = levels[code] * scale
+        if sketch:
+            residual = row - decoded
+            mean = np.exp(math.lgamma(n / 2) - math.lgamma(n / 2 + 0.5)) / np.sqrt(np.pi)
+            gamma = np.float64(half_root(sum_of_squares(residual), round((n * n * mean) ** 2)))
+            d0, d1 = sketch_sign(seed, 0, n), sketch_sign(seed, 1, n)
+            sign = np.where(hadamard(hadamard(residual * d0) * d1) >= 0, 1, -1).astype(np.float32)
+            decoded[:] = d0 * hadamard(d1 * hadamard(sign)) * gamma + decoded.astype(np.float64)
+    return out
+
+
 # ---- inputs and headers ----
 
 
@@ -219,7 +278,7 @@ def header(folder, codecs):
             by_role = decoded if isinstance(decoded, dict) else {"": decoded}
             for suffix, values in by_role.items():
                 text += array(f"{codec}_decoded_{i}{suffix.lower()}", values)
-            for role in "KV":
+            for role in "KV" if "" in by_role else by_role:
                 name = f"{codec}_decoded_{i}{role.lower() if role in by_role else ''}"
                 rows.append(f'    {{"{options}", KVL_ROLE_{role}, {x.shape[1]}, {x.shape[0]}, 0, {x_name}, {name}, 0.0f}},\n')
         text += f"static const struct kvl_known_answer {codec}_answers[] = {{\n{''.join(rows)}}};\n\n"
@@ -245,6 +304,13 @@ def main(root):
     ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}
     formats = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}
     fp8 = {name: [("", "hard", hard, decode_fp8(*f, hard))] for name, f in formats.items()}
+    turbo = {"turboquant": [("", "hard", hard, decode_turboquant(3, False, 1, hard)),
+                            ("bits=4", "narrow", narrow, decode_turboquant(4, False, 1, narrow)),
+                            ("bits=2", "hard", hard, decode_turboquant(2, False, 1, hard))]}  # fmt: skip
+    sketched = [("bits=3,sketch=sign", "hard", hard, decode_turboquant(3, True, 1, hard)),
+                ("bits=2,sketch=sign,seed=7", "narrow", narrow, decode_turboquant(2, True, 7, narrow))]  # fmt: skip
+    turbo["turboquant"] += [(options, name, x, {"K": decoded}) for options, name, x, decoded in sketched]
+    (root / "compress/codec/turboquant/answers.h").write_text(header("turboquant", turbo))
     (root / "compress/codec/ggml/answers.h").write_text(header("ggml", ggml))
     (root / "compress/codec/fp8/answers.h").write_text(header("fp8", fp8))
     (root / "tests/codec/ggml_blocks.h").write_text(ggml_blocks_header(GGML_BITS, hard))

@@ -2,24 +2,24 @@
  * reference. A product scale * code has at most 24 significant bits: it is exact, and the fma rounds once,
  * like the reference. */
 #ifdef KVL_W_RUN
-KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, float16 *o)
+KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, w_float *o)
 {
     const global ushort *p = KVL_W_COLUMN(panel, b * 32 / KVL_W_COLS);
     const uint i = b % (KVL_W_COLS / 32);
-    short16 code[32];
+    w_short code[32];
     w_codes(p, i, code);
 #pragma unroll
     for (uint g = 0; g < 32 / KVL_W_GROUP; g++) {
-        const float16 scale = w_scale(p, i * (32 / KVL_W_GROUP) + g);
+        const w_float scale = w_scale(p, i * (32 / KVL_W_GROUP) + g);
 #if KVL_W_HAS_MIN
-        const float16 min = w_min(p, i * (32 / KVL_W_GROUP) + g);
+        const w_float min = w_min(p, i * (32 / KVL_W_GROUP) + g);
 #endif
 #pragma unroll
         for (uint k = g * KVL_W_GROUP; k < (g + 1) * KVL_W_GROUP; k++)
 #if KVL_W_HAS_MIN
-            o[k] = fma(convert_float16(convert_int16(code[k])), scale, min);
+            o[k] = fma(W_FORM(convert_float)(W_FORM(convert_int)(code[k])), scale, min);
 #else
-            o[k] = convert_float16(convert_int16(code[k])) * scale;
+            o[k] = W_FORM(convert_float)(W_FORM(convert_int)(code[k])) * scale;
 #endif
     }
 }

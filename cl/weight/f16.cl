@@ -2,7 +2,7 @@
 #define KVL_W_COLS 32
 #define KVL_W_BYTES 64
 
-KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, float16 *o)
+KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, w_float *o)
 {
     const global ushort *p = KVL_W_COLUMN(panel, b);
 #pragma unroll

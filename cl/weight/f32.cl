@@ -2,10 +2,10 @@
 #define KVL_W_COLS 32
 #define KVL_W_BYTES 128
 
-KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, float16 *o)
+KVL_W_INLINE void w_load32(const global ushort *panel, ulong b, w_float *o)
 {
     const global ushort *p = KVL_W_COLUMN(panel, b);
 #pragma unroll
     for (uint i = 0; i < 32; i++)
-        o[i] = as_float16(convert_uint16(w_word(p, 2 * i)) | convert_uint16(w_word(p, 2 * i + 1)) << 16);
+        o[i] = W_FORM(as_float)(W_FORM(convert_uint)(w_word(p, 2 * i)) | W_FORM(convert_uint)(w_word(p, 2 * i + 1)) << 16);
 }

@@ -13,12 +13,27 @@
  *
  * and, if a weight is code * scale (+ min) with small integers as codes,
  *
- *   void w_codes(p, i, short16 *code)          codes of columns 32 i .. 32 i + 31 of the block column at p
- *   KVL_W_GROUP, float16 w_scale(p, g)         columns with one scale (32 or 16); that of columns GROUP g .. GROUP (g + 1) - 1
- *   KVL_W_HAS_MIN, float16 w_min(p, g)         1 and the minimum, else 0
+ *   void w_codes(p, i, w_short *code)          codes of columns 32 i .. 32 i + 31 of the block column at p
+ *   KVL_W_GROUP, w_float w_scale(p, g)         columns with one scale (32 or 16); that of columns GROUP g .. GROUP (g + 1) - 1
+ *   KVL_W_HAS_MIN, w_float w_min(p, g)         1 and the minimum, else 0
  *   KVL_W_RUN                                  products with 8-bit activations that fit in 16 bits: RUN * max |code| * 127 < 32768
  *
- * else w_load32 (codes.cl) itself. */
+ * else w_load32 (codes.cl) itself. All are written over w_float, w_short ...: with KVL_W_LANES = 16 those are vectors of the panel's 16 rows,
+ * with 1 scalars of the row whose number was added to the panel's address. */
+#ifndef KVL_W_LANES
+#define KVL_W_LANES 16
+#endif
+#if KVL_W_LANES == 16
+#define W_FORM(name) name##16
+#define w_as_short(x) as_short16(x)
+#else
+#define W_FORM(name) name
+#define w_as_short(x) ((short)(x)) /* small integers become int when they are computed with */
+#endif
+typedef W_FORM(float) w_float;
+typedef W_FORM(short) w_short;
+typedef W_FORM(ushort) w_ushort;
+typedef W_FORM(uint) w_uint;
 
 /* Convert binary16 with vload_half16 (1) or with integer operations, exact too (0). PoCL's vload_half16 is scalar code on AVX2;
  * on AVX-512 both give the same speed from memory, and from cache the native one is 25 % faster. */
@@ -32,59 +47,67 @@
 
 #define KVL_W_COLUMN(panel, block) ((panel) + (ulong)(block) * (KVL_W_BYTES * 8))
 
-/* Word j of 16 rows. */
-KVL_W_INLINE ushort16 w_word(const global ushort *p, uint j) { return vload16(j, p); }
+/* Word j. */
+#if KVL_W_LANES == 16
+KVL_W_INLINE w_ushort w_word(const global ushort *p, uint j) { return vload16(j, p); }
+#else
+KVL_W_INLINE w_ushort w_word(const global ushort *p, uint j) { return p[16 * j]; }
+#endif
 
-/* Byte i of 16 rows. */
-KVL_W_INLINE ushort16 w_byte(const global ushort *p, uint i) { return w_word(p, i / 2) >> (ushort)(i % 2 * 8) & (ushort)255; }
+/* Byte i. */
+KVL_W_INLINE w_ushort w_byte(const global ushort *p, uint i) { return w_word(p, i / 2) >> (ushort)(i % 2 * 8) & (ushort)255; }
 
-/* Word j of 16 rows as binary16. The integer form: exponent and mantissa in binary32's place, rebased by a power of two. */
-KVL_W_INLINE float16 w_half(const global ushort *p, uint j)
+/* Word j as binary16. The integer form: exponent and mantissa in binary32's place, rebased by a power of two. */
+KVL_W_INLINE w_float w_half(const global ushort *p, uint j)
 {
 #if KVL_W_HALF_NATIVE
+#if KVL_W_LANES == 16
     return vload_half16(j, (const global half *)p);
 #else
-    const uint16 u = convert_uint16(w_word(p, j));
-    const float16 magnitude = as_float16((u & 0x7fffu) << 13) * 0x1p112f;
-    const uint16 infinity = select((uint16)0, (uint16)0x7f800000u, magnitude >= 65536.0f);
-    return as_float16(as_uint16(magnitude) | infinity | (u & 0x8000u) << 16);
+    return vload_half(16 * j, (const global half *)p);
+#endif
+#else
+    const w_uint u = W_FORM(convert_uint)(w_word(p, j));
+    const w_float magnitude = W_FORM(as_float)((u & 0x7fffu) << 13) * 0x1p112f;
+    const w_uint infinity = select((w_uint)0, (w_uint)0x7f800000u, magnitude >= 65536.0f);
+    return W_FORM(as_float)(W_FORM(as_uint)(magnitude) | infinity | (u & 0x8000u) << 16);
 #endif
 }
 
-/* ---- codes: what is stored for 32 columns, as short16 each ---- */
+/* ---- codes: what is stored for 32 columns, as w_short each ---- */
 
 /* 16 bytes: code i is the low nibble of byte i, code 16 + i its high nibble. */
-KVL_W_INLINE void w_nibbles(const global ushort *p, short16 *code)
+KVL_W_INLINE void w_nibbles(const global ushort *p, w_short *code)
 {
 #pragma unroll
     for (uint j = 0; j < 8; j++) {
-        const ushort16 u = w_word(p, j);
-        code[2 * j] = as_short16(u & (ushort)15);
-        code[2 * j + 1] = as_short16(u >> (ushort)8 & (ushort)15);
-        code[2 * j + 16] = as_short16(u >> (ushort)4 & (ushort)15);
-        code[2 * j + 17] = as_short16(u >> (ushort)12);
+        const w_ushort u = w_word(p, j);
+        code[2 * j] = w_as_short(u & (ushort)15);
+        code[2 * j + 1] = w_as_short(u >> (ushort)8 & (ushort)15);
+        code[2 * j + 16] = w_as_short(u >> (ushort)4 & (ushort)15);
+        code[2 * j + 17] = w_as_short(u >> (ushort)12);
     }
 }
 
 /* 32 bits: bit i is the fifth bit of code i. */
-KVL_W_INLINE void w_fifth_bits(const global ushort *p, short16 *code)
+KVL_W_INLINE void w_fifth_bits(const global ushort *p, w_short *code)
 {
-    const ushort16 low = w_word(p, 0), high = w_word(p, 1);
+    const w_ushort low = w_word(p, 0), high = w_word(p, 1);
 #pragma unroll
     for (uint i = 0; i < 16; i++) {
-        code[i] |= as_short16((low >> (ushort)i & (ushort)1) << (ushort)4);
-        code[i + 16] |= as_short16((high >> (ushort)i & (ushort)1) << (ushort)4);
+        code[i] |= w_as_short((low >> (ushort)i & (ushort)1) << (ushort)4);
+        code[i + 16] |= w_as_short((high >> (ushort)i & (ushort)1) << (ushort)4);
     }
 }
 
 /* 32 bytes: `mask` of byte i shifted right is code i. */
-KVL_W_INLINE void w_bit_fields(const global ushort *p, uint shift, ushort mask, short16 *code)
+KVL_W_INLINE void w_bit_fields(const global ushort *p, uint shift, ushort mask, w_short *code)
 {
 #pragma unroll
     for (uint j = 0; j < 16; j++) {
-        const ushort16 u = w_word(p, j) >> (ushort)shift;
-        code[2 * j] = as_short16(u & mask);
-        code[2 * j + 1] = as_short16(u >> (ushort)8 & mask);
+        const w_ushort u = w_word(p, j) >> (ushort)shift;
+        code[2 * j] = w_as_short(u & mask);
+        code[2 * j + 1] = w_as_short(u >> (ushort)8 & mask);
     }
 }
 
@@ -92,18 +115,18 @@ KVL_W_INLINE void w_bit_fields(const global ushort *p, uint shift, ushort mask, 
  * Bytes 0..3 hold scales 0..3, bytes 4..7 minima 0..3, their two high bits those of groups 4..7; bytes 8..11 hold the low nibbles
  * of the others: scale low, minimum high. */
 
-KVL_W_INLINE float16 w_k_scale(const global ushort *p, uint group)
+KVL_W_INLINE w_float w_k_scale(const global ushort *p, uint group)
 {
     const global ushort *packed = p + 2 * 16;
-    const ushort16 s = group < 4 ? w_byte(packed, group) & (ushort)63
+    const w_ushort s = group < 4 ? w_byte(packed, group) & (ushort)63
                                  : (w_byte(packed, group + 4) & (ushort)15) | w_byte(packed, group - 4) >> (ushort)6 << (ushort)4;
-    return w_half(p, 0) * convert_float16(convert_int16(s));
+    return w_half(p, 0) * W_FORM(convert_float)(W_FORM(convert_int)(s));
 }
 
-KVL_W_INLINE float16 w_k_min(const global ushort *p, uint group)
+KVL_W_INLINE w_float w_k_min(const global ushort *p, uint group)
 {
     const global ushort *packed = p + 2 * 16;
-    const ushort16 m = group < 4 ? w_byte(packed, group + 4) & (ushort)63
+    const w_ushort m = group < 4 ? w_byte(packed, group + 4) & (ushort)63
                                  : w_byte(packed, group + 4) >> (ushort)4 | w_byte(packed, group) >> (ushort)6 << (ushort)4;
-    return -w_half(p, 1) * convert_float16(convert_int16(m));
+    return -w_half(p, 1) * W_FORM(convert_float)(W_FORM(convert_int)(m));
 }

@@ -5,10 +5,10 @@
 #define KVL_W_RUN 16
 #define KVL_W_HAS_MIN 1
 
-KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, w_short *code)
 {
     w_nibbles(p + 2 * 16, code);
 }
 
-KVL_W_INLINE float16 w_scale(const global ushort *p, uint g) { return w_half(p, 0); }
-KVL_W_INLINE float16 w_min(const global ushort *p, uint g) { return w_half(p, 1); }
+KVL_W_INLINE w_float w_scale(const global ushort *p, uint g) { return w_half(p, 0); }
+KVL_W_INLINE w_float w_min(const global ushort *p, uint g) { return w_half(p, 1); }

@@ -6,10 +6,10 @@
 #define KVL_W_RUN 16
 #define KVL_W_HAS_MIN 1
 
-KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, w_short *code)
 {
     w_bit_fields(p + (8 + i / 2 * 16) * 16, i % 2 * 4, 15, code);
 }
 
-KVL_W_INLINE float16 w_scale(const global ushort *p, uint g) { return w_k_scale(p, g); }
-KVL_W_INLINE float16 w_min(const global ushort *p, uint g) { return w_k_min(p, g); }
+KVL_W_INLINE w_float w_scale(const global ushort *p, uint g) { return w_k_scale(p, g); }
+KVL_W_INLINE w_float w_min(const global ushort *p, uint g) { return w_k_min(p, g); }

@@ -5,7 +5,7 @@
 #define KVL_W_RUN 16
 #define KVL_W_HAS_MIN 0
 
-KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, w_short *code)
 {
     w_nibbles(p + 3 * 16, code);
     w_fifth_bits(p + 16, code);
@@ -13,4 +13,4 @@ KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
     for (uint k = 0; k < 32; k++) code[k] -= (short)16;
 }
 
-KVL_W_INLINE float16 w_scale(const global ushort *p, uint g) { return w_half(p, 0); }
+KVL_W_INLINE w_float w_scale(const global ushort *p, uint g) { return w_half(p, 0); }

@@ -7,14 +7,14 @@
 #define KVL_W_RUN 8
 #define KVL_W_HAS_MIN 1
 
-KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, w_short *code)
 {
-    short16 high[32];
+    w_short high[32];
     w_bit_fields(p + (24 + i / 2 * 16) * 16, i % 2 * 4, 15, code);
     w_bit_fields(p + 8 * 16, i, 1, high);
 #pragma unroll
     for (uint k = 0; k < 32; k++) code[k] |= high[k] << (short)4;
 }
 
-KVL_W_INLINE float16 w_scale(const global ushort *p, uint g) { return w_k_scale(p, g); }
-KVL_W_INLINE float16 w_min(const global ushort *p, uint g) { return w_k_min(p, g); }
+KVL_W_INLINE w_float w_scale(const global ushort *p, uint g) { return w_k_scale(p, g); }
+KVL_W_INLINE w_float w_min(const global ushort *p, uint g) { return w_k_min(p, g); }

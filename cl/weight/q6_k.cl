@@ -7,18 +7,18 @@
 #define KVL_W_RUN 8
 #define KVL_W_HAS_MIN 0
 
-KVL_W_INLINE void w_codes(const global ushort *p, uint i, short16 *code)
+KVL_W_INLINE void w_codes(const global ushort *p, uint i, w_short *code)
 {
     const uint part = i / 4, quarter = i % 4;
-    short16 high[32];
+    w_short high[32];
     w_bit_fields(p + (part * 32 + quarter % 2 * 16) * 16, quarter / 2 * 4, 15, code);
     w_bit_fields(p + (64 + part * 16) * 16, quarter * 2, 3, high);
 #pragma unroll
     for (uint k = 0; k < 32; k++) code[k] = (code[k] | high[k] << (short)4) - (short)32;
 }
 
-KVL_W_INLINE float16 w_scale(const global ushort *p, uint g)
+KVL_W_INLINE w_float w_scale(const global ushort *p, uint g)
 {
-    const short16 s = as_short16(w_byte(p + 96 * 16, g)) << (short)8 >> (short)8;
-    return w_half(p, 104) * convert_float16(convert_int16(s));
+    const w_short s = w_as_short(w_byte(p + 96 * 16, g) << (ushort)8) >> (short)8;
+    return w_half(p, 104) * W_FORM(convert_float)(W_FORM(convert_int)(s));
 }

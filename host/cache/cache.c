@@ -3,19 +3,20 @@
 #include "cache.h"
 #include "compose.h"
 #include "mem.h"
+#include "rotation.h"
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *decode_rows;
+    struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *decode_rows; /* unrotate: NULL without a rotation */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
 };
 
 struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
-    struct kvl_buffer *slab[KVL_MAX_SLABS], *table, *exact, *partial, *status;
+    struct kvl_buffer *slab[KVL_MAX_SLABS], *table, *tables, *exact, *partial, *status;
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included */
     uint32_t position, prefill_tile;
@@ -35,6 +36,7 @@ static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
     KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
+    if (layer->rot_m != 0) KVL_TRY(kvl_kernel_get(store, "kvl_unrotate_output", &k->unrotate));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
 done:
     return status;
@@ -54,6 +56,25 @@ done:
     return status;
 }
 
+/* Each distinct rotation's matrices to where the plan has them. */
+static kvl_status write_tables(struct kvl_cache *cache)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = &cache->plan;
+    float *floats = NULL;
+    KVL_TRY(kvl_alloc(&floats, plan->n_table_floats, sizeof *floats));
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &plan->layer[l];
+        if (layer->rot_m != 0)
+            KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, plan->dims.head_dim, layer->rot_m, floats + layer->rotation_offset));
+    }
+    KVL_TRY(kvl_buffer_new(cache->device, "tables", -1, KVL_MEM_TABLE, plan->n_table_floats * sizeof *floats, false, &cache->tables));
+    KVL_TRY(kvl_buffer_write(cache->tables, 0, plan->n_table_floats * sizeof *floats, floats));
+done:
+    kvl_free(&floats);
+    return status;
+}
+
 static kvl_status allocate(struct kvl_cache *cache)
 {
     kvl_status status = KVL_OK;
@@ -63,6 +84,7 @@ static kvl_status allocate(struct kvl_cache *cache)
         KVL_TRY(kvl_buffer_new(device, "kv pages", -1, KVL_MEM_SLACK, plan->slab_bytes[i], true, &cache->slab[i]));
     KVL_TRY(kvl_buffer_new(device, "page table", -1, KVL_MEM_INDEX, plan->table_bytes, false, &cache->table));
     KVL_TRY(kvl_buffer_write(cache->table, 0, plan->table_bytes, plan->page_address));
+    if (plan->n_table_floats != 0) KVL_TRY(write_tables(cache));
     if (plan->exact_bytes != 0)
         KVL_TRY(kvl_buffer_new(device, "exact rows", -1, KVL_MEM_SLACK, plan->exact_bytes, true, &cache->exact));
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
@@ -97,6 +119,7 @@ void kvl_cache_free(struct kvl_cache **cache)
     if (c == NULL) return;
     for (uint32_t i = 0; i < KVL_MAX_SLABS; i++) kvl_buffer_free(&c->slab[i]);
     kvl_buffer_free(&c->table);
+    kvl_buffer_free(&c->tables);
     kvl_buffer_free(&c->exact);
     kvl_buffer_free(&c->partial);
     kvl_buffer_free(&c->status);
@@ -126,7 +149,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 13, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 12 };
+enum { VIEW_ARGS = 13, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -153,6 +176,15 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
 
+/* KVL_TURN_PARAMS of cl/record.cl. */
+static void push_turn(struct call *call, const struct kvl_cache *cache, uint32_t l, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    push(call, KVL_BUF(cache->tables));
+    push(call, KVL_U64(cache->plan.layer[l].rotation_offset));
+    push(call, KVL_BUF(rotary));
+    push(call, KVL_U32(rope_dim));
+}
+
 static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, size_t x, size_t y, size_t z, size_t group, struct kvl_work work,
                          const struct call *call)
 {
@@ -163,16 +195,16 @@ static uint32_t stage_heads(const struct kvl_cache *cache) { return cache->plan.
 
 static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
 
-static kvl_status rotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
     struct call call = {0};
     push(&call, KVL_BUF(stage));
-    push(&call, KVL_BUF(rotary));
+    push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(cache->position));
     push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
-    push(&call, KVL_U32(rope_dim));
     push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
-    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, (struct kvl_work){0}, &call);
+    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * stage_heads(cache) * cache->plan.dims.head_dim};
+    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, work, &call);
 }
 
 /* Pages that tokens [first, end) of a side touch. */
@@ -206,7 +238,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
     return launch(cache, cache->kernels[l].seal, cache->plan.dims.n_kv_head, pages, KVL_SIDES, 1, work, &call);
 }
 
-static kvl_status rotate_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                                   uint32_t rope_dim)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -217,12 +249,11 @@ static kvl_status rotate_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     push(&call, KVL_BUF(cache->table));
     push(&call, KVL_U64(layer->table_offset));
     push(&call, KVL_BUF(stage));
-    push(&call, KVL_BUF(rotary));
-    push(&call, KVL_U32(rope_dim));
+    push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * layer->token_bytes};
+    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * stage_heads(cache) * cache->plan.dims.head_dim)};
     return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
 }
 
@@ -231,14 +262,14 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
 {
     kvl_status status = KVL_OK;
     uint32_t first[KVL_SIDES];
-    bool whole = true;
+    bool whole = cache->plan.layer[l].rot_m == 0; /* a dense rotation of a page's rows is too much for one work-item */
     for (int s = 0; s < KVL_SIDES; s++) {
         first[s] = cache->sealed[l][s];
         cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
-    if (whole) return rotate_and_seal(cache, l, n, stage, rotary, rope_dim);
-    KVL_TRY(rotate(cache, l, n, stage, rotary, rope_dim));
+    if (whole) return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
+    KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, first, stage));
 done:
     return status;
@@ -276,7 +307,8 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
-static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *out)
+static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
@@ -293,6 +325,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_BUF(stage));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
+    push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(out));
     push(&call, KVL_BUF(cache->partial));
@@ -304,11 +337,22 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (n_splits > 1) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows, 1, 1}, (const size_t[3]){1, 1, 1},
-                           (struct kvl_work){0}, args, sizeof args / sizeof args[0]));
+        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * rows * dims->head_dim * sizeof(float)};
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
+                           merged, args, sizeof args / sizeof args[0]));
     }
 done:
     return status;
+}
+
+/* Values were rotated for storage: so is what attention made of them. */
+static kvl_status unrotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rotary, uint32_t rope_dim, struct kvl_buffer *out)
+{
+    if (cache->kernels[l].unrotate == NULL) return KVL_OK;
+    struct call call = {0};
+    push(&call, KVL_BUF(out));
+    push_turn(&call, cache, l, rotary, rope_dim);
+    return launch(cache, cache->kernels[l].unrotate, cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
 }
 
 static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
@@ -320,7 +364,8 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_view(&call, cache, l, n, 1);
-    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, (struct kvl_work){0}, &call);
+    const struct kvl_work work = {.bytes = n * KVL_SIDES * cache->plan.dims.n_kv_head * (cache->plan.dims.head_dim * sizeof(float) + layer->exact_row_bytes)};
+    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, work, &call);
 }
 
 /* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
@@ -345,9 +390,12 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim));     /* 2 RoPE; 3 the stage is the newest part of the stream; 4 seal what is due */
-    if (out != NULL) KVL_TRY(attend(cache, layer, n, stage, out)); /* 5; 6 and 7 belong to eviction */
-    KVL_TRY(keep_exact(cache, layer, n, stage));                   /* 8 what stays exact leaves the stage */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
+    if (out != NULL) {
+        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to eviction */
+        KVL_TRY(unrotate(cache, layer, n, rotary, rope_dim, out));
+    }
+    KVL_TRY(keep_exact(cache, layer, n, stage)); /* 8 what stays exact leaves the stage */
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
@@ -445,7 +493,9 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
         bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
     }
     bytes[KVL_MEM_INDEX] += plan->table_bytes;
-    bytes[KVL_MEM_SLACK] = plan->resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
+    bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
+    bytes[KVL_MEM_SLACK] = plan->resident_bytes;
+    for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
     bytes[KVL_MEM_SCRATCH] = plan->scratch_bytes;
 done:
     return status;

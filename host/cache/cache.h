@@ -17,7 +17,7 @@ const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache);
 uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in */
 
 /* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
- * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; q and k are rotated in place.
+ * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; made into records in place (cl/record.cl).
  * rotary: [n_ctx][rope_dim / 2] pairs (cos, sin). out: [n][H*G*D] f32, NULL = store only, attend to nothing. Enqueues only. */
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out);
@@ -40,7 +40,7 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
 /* Blocks: non-finite keys or values seen by the encoders since new. */
 kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count);
 
-/* Blocks: tokens [first, first + count) of a side as attention reads them, [H][count][D]. They must be sealed. */
+/* Blocks: the decoded records of tokens [first, first + count) of a side, [H][count][D]. They must be sealed. */
 kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t first, uint32_t count, float *rows);
 /* Blocks: the stored bytes of page `page` of a stream's side, [page_bytes]. */
 kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t head, uint32_t page, uint8_t *bytes);

@@ -72,6 +72,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
     const uint32_t block = gcd(plan->shape.block, gcd(k->dims.page_tokens, v->dims.page_tokens));
     const uint32_t group = kvl_compose_group(plan, target);
+    const bool pre = layer->rope == KVL_STORE_PRE_ROPE;
     const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0;
     const struct {
         const char *name;
@@ -80,8 +81,9 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
         {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_AUX", k->shape.aux_floats},
-        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0},
+        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre}, /* keys stored before RoPE are turned one by one */
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
+        {"ROPE_PRE", pre}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF}, {"ROT_M", layer->rot_m},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -106,6 +108,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"contract.cl", kvl_source_text("contract.cl")},
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
+        {"record.cl", kvl_source_text("record.cl")},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

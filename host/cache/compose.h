@@ -6,7 +6,7 @@
 #include "text.h"
 
 /* The parts of a program's text; it owns what was written for it. */
-enum { KVL_COMPOSITION_PARTS = 6 };
+enum { KVL_COMPOSITION_PARTS = 7 };
 struct kvl_composition {
     struct kvl_text sizes, bodies;
     struct kvl_source parts[KVL_COMPOSITION_PARTS];

@@ -1,5 +1,6 @@
 #include "plan.h"
 #include "mem.h"
+#include "rotation.h"
 #include <string.h>
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
@@ -113,6 +114,11 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     kvl_status status = KVL_OK;
     layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
     layer->window = spec->window;
+    layer->rope = spec->rope;
+    layer->korder = spec->korder;
+    layer->rot = spec->rot;
+    layer->rot_seed = spec->rot_seed;
+    KVL_TRY(kvl_rotation_size(spec->rot, plan->dims.head_dim, &layer->rot_m));
     for (int s = 0; s < KVL_SIDES; s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
@@ -178,6 +184,18 @@ done:
     return status;
 }
 
+/* Rotations, each once. */
+static void place_tables(struct kvl_cache_plan *plan)
+{
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        uint32_t same = 0;
+        while (plan->layer[same].rot != layer->rot || plan->layer[same].rot_seed != layer->rot_seed) same++;
+        layer->rotation_offset = same < l ? plan->layer[same].rotation_offset : plan->n_table_floats;
+        if (same == l) plan->n_table_floats += 2ull * layer->rot_m * layer->rot_m;
+    }
+}
+
 static void sum_bytes(struct kvl_cache_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_slabs; i++) plan->resident_bytes += plan->slab_bytes[i];
@@ -192,7 +210,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
     plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
     plan->status_bytes = 16;
-    plan->resident_bytes += plan->exact_bytes + plan->table_bytes;
+    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->n_table_floats * sizeof(float);
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
 
@@ -217,6 +235,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
     KVL_TRY(place_all(out));
+    place_tables(out);
     sum_bytes(out);
     KVL_TRY(check_exact_rows(out));
 done:

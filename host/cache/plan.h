@@ -47,6 +47,12 @@ struct kvl_side_plan {
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES];
     uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    enum kvl_rope_stage rope;
+    enum kvl_key_order korder;
+    enum kvl_rotation rot;
+    uint64_t rot_seed;
+    uint32_t rot_m;                  /* size of the dense factor: rotation.h; 0 = none */
+    uint64_t rotation_offset;        /* of its matrices in the tables, floats; layers with the same rotation share them */
     uint64_t exact_row_bytes;        /* one exact row of one side and head */
     uint64_t exact_offset;           /* of this layer in the exact buffer */
     uint64_t table_offset;           /* of this layer in the page table, entries */
@@ -71,7 +77,8 @@ struct kvl_cache_plan {
     uint64_t slab_bytes[KVL_MAX_SLABS];
     uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
     uint64_t n_entries;
-    uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* partial and status are scratch */
+    uint64_t n_table_floats;         /* rotations; class table */
+    uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t bytes_per_token;
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
 };

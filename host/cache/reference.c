@@ -1,6 +1,7 @@
 #include "reference.h"
 #include "half.h"
 #include "mem.h"
+#include "rotation.h"
 #include <math.h>
 #include <string.h>
 
@@ -9,6 +10,98 @@ static float exact_value(const struct kvl_cache_plan *plan, const struct kvl_lay
 {
     return plan->config.exact || layer->sink + layer->ring == 0 ? x : kvl_half_to_float(kvl_float_to_half(x));
 }
+
+/* ---- records ---- */
+
+static void rope_row(float *x, struct kvl_rope rope, uint32_t position)
+{
+    const float *angle = rope.rotary + (size_t)position * rope.rope_dim;
+    for (uint32_t i = 0; i < rope.rope_dim; i += 2) {
+        const float a = x[i], b = x[i + 1];
+        x[i] = fmaf(a, angle[i], -(b * angle[i + 1]));
+        x[i + 1] = fmaf(a, angle[i + 1], b * angle[i]);
+    }
+}
+
+/* Where channel c of the record lies in a row of neighbouring pairs. */
+static uint32_t channel_of(enum kvl_key_order order, uint32_t rope_dim, uint32_t c)
+{
+    if (order == KVL_KORDER_GGUF || c >= rope_dim) return c;
+    return c < rope_dim / 2 ? 2 * c : 2 * (c - rope_dim / 2) + 1;
+}
+
+/* How rows of one side become records, and back. */
+struct form {
+    const struct kvl_layer_plan *layer;
+    uint32_t head_dim;
+    bool is_key;
+    struct kvl_rope rope;
+    float *matrix; /* the rotation's and its transpose; NULL without one */
+    float *row;    /* [D] */
+};
+
+static kvl_status form_open(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, struct kvl_rope rope, struct form *form)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const uint32_t d = plan->dims.head_dim, m = layer->rot_m;
+    *form = (struct form){.layer = layer, .head_dim = d, .is_key = side == KVL_SIDE_K, .rope = rope};
+    KVL_TRY(kvl_alloc(&form->row, d, sizeof *form->row));
+    if (m == 0) goto done;
+    KVL_TRY(kvl_alloc(&form->matrix, 2 * (size_t)m * m, sizeof *form->matrix));
+    KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, d, m, form->matrix));
+done:
+    return status;
+}
+
+static void form_close(struct form *form)
+{
+    kvl_free(&form->matrix);
+    kvl_free(&form->row);
+}
+
+static kvl_status to_record(const struct form *form, uint32_t position, float *x)
+{
+    const struct kvl_layer_plan *layer = form->layer;
+    if (form->is_key) {
+        if (layer->rope == KVL_STORE_POST_ROPE) rope_row(x, form->rope, position);
+        memcpy(form->row, x, form->head_dim * sizeof *x);
+        for (uint32_t c = 0; c < form->head_dim; c++) x[c] = form->row[channel_of(layer->korder, form->rope.rope_dim, c)];
+    }
+    return form->matrix ? kvl_rotate(form->matrix, layer->rot_m, form->head_dim, x) : KVL_OK;
+}
+
+/* The key after RoPE, or the value, as it was before to_record. */
+static kvl_status from_record(const struct form *form, uint32_t position, float *x)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = form->layer;
+    const size_t m = layer->rot_m;
+    if (form->matrix != NULL) KVL_TRY(kvl_rotate(form->matrix + m * m, layer->rot_m, form->head_dim, x));
+    if (!form->is_key) goto done;
+    memcpy(form->row, x, form->head_dim * sizeof *x);
+    for (uint32_t c = 0; c < form->head_dim; c++) x[channel_of(layer->korder, form->rope.rope_dim, c)] = form->row[c];
+    if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(x, form->rope, position);
+done:
+    return status;
+}
+
+kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x,
+                                 struct kvl_rope rope, float *records)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    struct form form;
+    KVL_TRY(form_open(plan, l, side, rope, &form));
+    memcpy(records, x, (size_t)n_tokens * heads * d * sizeof *x);
+    for (size_t row = 0; row < (size_t)n_tokens * heads; row++)
+        KVL_TRY(to_record(&form, (uint32_t)(row / heads), records + row * d));
+done:
+    form_close(&form);
+    return status;
+}
+
+/* ---- codes ---- */
 
 /* One head: encodes tokens sink .. T-1 page by page and decodes them again. x and decoded have a stride of H*D floats a token. */
 static kvl_status round_trip_head(const struct kvl_side_plan *side, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
@@ -27,8 +120,8 @@ static kvl_status round_trip_head(const struct kvl_side_plan *side, uint32_t n_t
     return KVL_OK;
 }
 
-kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *x,
-                                float *decoded)
+/* records [T][H][D] -> decoded, as they are after encode and decode (tokens below `sink` are copied). */
+static kvl_status round_trip(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *records, float *decoded)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
@@ -39,7 +132,7 @@ kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, e
     float *rows = NULL;
     KVL_TRY(kvl_alloc(&block, side->page_bytes, 1));
     KVL_TRY(kvl_alloc(&rows, (size_t)side->dims.page_tokens * d, sizeof *rows));
-    for (size_t i = 0; i < n_tokens * stride; i++) decoded[i] = exact_value(plan, layer, x[i]);
+    memcpy(decoded, records, n_tokens * stride * sizeof *decoded);
     for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
         float *head = decoded + sink * stride + (size_t)h * d;
         KVL_TRY(round_trip_head(side, n_tokens - sink, stride, head, head, block, rows));
@@ -47,6 +140,26 @@ kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, e
 done:
     kvl_free(&block);
     kvl_free(&rows);
+    return status;
+}
+
+/* What queries read of one side in full precision and as decoded, x [T][H][D]. */
+static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x,
+                            struct kvl_rope rope, float *exact, float *coded)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    struct form form;
+    KVL_TRY(form_open(plan, l, side, rope, &form));
+    KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
+    for (size_t i = 0; i < (size_t)n_tokens * heads * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
+    KVL_TRY(round_trip(plan, l, side, n_tokens, exact, coded));
+    for (size_t row = 0; row < (size_t)n_tokens * heads; row++) {
+        KVL_TRY(from_record(&form, (uint32_t)(row / heads), exact + row * d));
+        KVL_TRY(from_record(&form, (uint32_t)(row / heads), coded + row * d));
+    }
+done:
+    form_close(&form);
     return status;
 }
 
@@ -92,34 +205,33 @@ static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer
 }
 
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                                float *out)
+                                struct kvl_rope rope, float *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint32_t d = plan->dims.head_dim, g = plan->dims.n_head / plan->dims.n_kv_head, u = kvl_cache_ubatch(&plan->config);
     const size_t size = (size_t)n_tokens * plan->dims.n_kv_head * d;
-    float *buffer = NULL;
+    float *buffer = NULL, *query = NULL;
     double *weight = NULL;
     KVL_TRY(kvl_alloc(&buffer, 4 * size, sizeof *buffer));
+    KVL_TRY(kvl_alloc(&query, d, sizeof *query));
     KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
-    float *exact_k = buffer, *exact_v = buffer + size, *coded_k = buffer + 2 * size, *coded_v = buffer + 3 * size;
-    for (size_t i = 0; i < size; i++) {
-        exact_k[i] = exact_value(plan, layer, k[i]);
-        exact_v[i] = exact_value(plan, layer, v[i]);
-    }
-    KVL_TRY(kvl_reference_decode(plan, l, KVL_SIDE_K, n_tokens, k, coded_k));
-    KVL_TRY(kvl_reference_decode(plan, l, KVL_SIDE_V, n_tokens, v, coded_v));
-    const struct sources keys = {exact_k, coded_k}, values = {exact_v, coded_v};
+    const struct sources keys = {buffer, buffer + 2 * size}, values = {buffer + size, buffer + 3 * size};
+    KVL_TRY(read_side(plan, l, KVL_SIDE_K, n_tokens, k, rope, buffer, buffer + 2 * size));
+    KVL_TRY(read_side(plan, l, KVL_SIDE_V, n_tokens, v, rope, buffer + size, buffer + 3 * size));
     for (uint32_t p = 0; p < n_tokens; p++) {
         uint32_t end = (p / u + 1) * u;
         if (end > n_tokens) end = n_tokens;
         for (uint32_t h = 0; h < plan->dims.n_head; h++) {
             const size_t at = ((size_t)p * plan->dims.n_head + h) * d;
-            attend_one(plan, layer, p, end, h / g, q + at, &keys, &values, weight, out + at);
+            memcpy(query, q + at, d * sizeof *query);
+            rope_row(query, rope, p);
+            attend_one(plan, layer, p, end, h / g, query, &keys, &values, weight, out + at);
         }
     }
 done:
     kvl_free(&buffer);
+    kvl_free(&query);
     kvl_free(&weight);
     return status;
 }

@@ -5,13 +5,20 @@
 #include "plan.h"
 #include "status.h"
 
-/* T tokens appended in ubatches of plan->config.ubatch. q [T][H*G][D], k and v [T][H][D], all after RoPE. out [T][H*G][D].
+/* RoPE angles: pairs [n_ctx][rope_dim / 2] of (cos, sin). {0}: no RoPE. */
+struct kvl_rope {
+    const float *rotary;
+    uint32_t rope_dim;
+};
+
+/* T tokens appended in ubatches of plan->config.ubatch. q [T][H*G][D], k and v [T][H][D], all before RoPE. out [T][H*G][D].
  * layer: index into the plan. */
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k,
-                                const float *v, float *out);
+                                const float *v, struct kvl_rope rope, float *out);
 
-/* Rows as they are after encode and decode: x [T][H][D] -> decoded [T][H][D] (tokens below `sink` are copied). */
-kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
-                                float *decoded);
+/* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][H][D]. What happens to a row and in which order, to the bit:
+ * cl/record.cl. */
+kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
+                                 struct kvl_rope rope, float *records);
 
 #endif

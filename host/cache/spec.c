@@ -3,6 +3,7 @@
 #include "spec.h"
 #include "mem.h"
 #include "presets.h"
+#include "rotation.h"
 #include "select.h"
 #include "slice.h"
 #include <ctype.h>
@@ -14,7 +15,7 @@
 static const struct missing {
     const char *key, *word; /* word NULL: the key as a whole */
 } missing_methods[] = {
-    {"codec", "latent"}, {"rope", "pre"}, {"rot", "hadamard"}, {"rot", "random"}, {"korder", "hf"},
+    {"codec", "latent"},
 };
 
 static bool is_missing(const char *key, const struct kvl_slice *word)
@@ -625,6 +626,17 @@ static kvl_status check_eviction(const struct kvl_layer_spec *entry)
     return kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
 }
 
+/* A rotation mixes channels, and some codecs treat each by what it holds. */
+static kvl_status check_rotation(const struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
+        if (entry->rot != KVL_ROT_NONE && codec->flags & KVL_CODEC_NO_ROTATION)
+            return kvl_fail(KVL_E_USAGE, "--kv: codec %s tells channels apart, which a rotation mixes: use rot=none", codec->head.name);
+    }
+    return KVL_OK;
+}
+
 /* The defaults, then the scopes' items. */
 static kvl_status make_entry(const struct scope *base, const struct scope *override, struct kvl_layer_spec *entry)
 {
@@ -636,6 +648,7 @@ static kvl_status make_entry(const struct scope *base, const struct scope *overr
     if (override != NULL) KVL_TRY(apply(override, entry));
     KVL_TRY(check_rope_stage(entry));
     KVL_TRY(check_eviction(entry));
+    KVL_TRY(check_rotation(entry));
 done:
     return status;
 }
@@ -727,9 +740,12 @@ static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint3
 kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, uint32_t head_dim)
 {
     kvl_status status = kvl_spec_check_layers(spec, n_layers);
-    for (uint32_t layer = 0; layer < n_layers; layer++)
-        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++)
-            status = check_side(kvl_spec_layer(spec, layer), side, head_dim);
+    for (uint32_t layer = 0; layer < n_layers && status == KVL_OK; layer++) {
+        const struct kvl_layer_spec *entry = kvl_spec_layer(spec, layer);
+        uint32_t size;
+        status = kvl_rotation_size(entry->rot, head_dim, &size);
+        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++) status = check_side(entry, side, head_dim);
+    }
     return status;
 }
 

@@ -11,14 +11,15 @@
 #include <string.h>
 
 extern const struct kvl_command kvl_cmd_devices, kvl_cmd_check, kvl_cmd_plan, kvl_cmd_plugins, kvl_cmd_tokenize, kvl_cmd_generate,
-    kvl_cmd_eval_ppl, kvl_cmd_eval_kld, kvl_cmd_bench, kvl_cmd_xcheck, kvl_cmd_sweep, kvl_cmd_log_show, kvl_cmd_log_repair, kvl_cmd_log_diff, kvl_cmd_log_merge,
-    kvl_cmd_log_export, kvl_cmd_report, kvl_cmd_completion, kvl_cmd_help;
+    kvl_cmd_eval_ppl, kvl_cmd_eval_kld, kvl_cmd_bench, kvl_cmd_tune, kvl_cmd_xcheck, kvl_cmd_sweep, kvl_cmd_report, kvl_cmd_log_show,
+    kvl_cmd_log_repair, kvl_cmd_log_diff, kvl_cmd_log_merge, kvl_cmd_log_export, kvl_cmd_completion, kvl_cmd_help;
 
 /* In the order of --help. */
 const struct kvl_command *const kvl_commands[] = {
-    &kvl_cmd_devices,    &kvl_cmd_check,      &kvl_cmd_plan,     &kvl_cmd_plugins, &kvl_cmd_tokenize,
-    &kvl_cmd_generate,   &kvl_cmd_eval_ppl,   &kvl_cmd_eval_kld, &kvl_cmd_bench,   &kvl_cmd_xcheck, &kvl_cmd_sweep,    &kvl_cmd_log_show,
-    &kvl_cmd_log_repair, &kvl_cmd_log_diff,   &kvl_cmd_log_merge, &kvl_cmd_log_export, &kvl_cmd_report, &kvl_cmd_completion, &kvl_cmd_help,
+    &kvl_cmd_devices,  &kvl_cmd_check,    &kvl_cmd_plan,       &kvl_cmd_plugins,  &kvl_cmd_tokenize,
+    &kvl_cmd_generate, &kvl_cmd_eval_ppl, &kvl_cmd_eval_kld,   &kvl_cmd_bench,    &kvl_cmd_tune,
+    &kvl_cmd_xcheck,   &kvl_cmd_sweep,    &kvl_cmd_report,     &kvl_cmd_log_show, &kvl_cmd_log_repair,
+    &kvl_cmd_log_diff, &kvl_cmd_log_merge, &kvl_cmd_log_export, &kvl_cmd_completion, &kvl_cmd_help,
 };
 const size_t kvl_n_commands = sizeof kvl_commands / sizeof *kvl_commands;
 

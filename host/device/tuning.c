@@ -44,7 +44,9 @@ static void declare_tunable(struct kvl_tune_kernel *kernel, const char *line)
         const size_t i = tunable->n_values++;
         assert(i < KVL_TUNE_VALUES);
         strcpy(tunable->value[i].word, word);
-        if (!kvl_parse_i64(word, &tunable->value[i].number)) tunable->value[i].number = (int64_t)i;
+        if (kvl_parse_i64(word, &tunable->value[i].number)) continue;
+        tunable->value[i].number = (int64_t)i;
+        tunable->is_word = true;
     }
     assert(tunable->n_values > 0);
 }
@@ -269,6 +271,7 @@ kvl_status kvl_tuned_defines(const struct kvl_tuning *tuning, const char *kernel
     char prefix[sizeof kernel->name], name[sizeof kernel->tunable->name];
     put_capitals(kernel->name, prefix);
     for (size_t i = 0; i < kernel->n_tunables; i++) {
+        if (kernel->tunable[i].is_word) continue;
         put_capitals(kernel->tunable[i].name, name);
         KVL_TRY(kvl_text_printf(text, " -DKVL_%s_%s=%lld", prefix, name, (long long)value_of(kernel, setting_of(tuning, kernel), i, exact)));
     }
@@ -284,3 +287,5 @@ void kvl_device_tune(struct kvl_device *device, const struct kvl_tune_kernel *ke
     device->tuning.setting[i] = *setting;
     snprintf(device->tuning.source[i], sizeof device->tuning.source[i], "%s", source);
 }
+
+void kvl_device_restore(struct kvl_device *device, const struct kvl_tuning *tuning) { device->tuning = *tuning; }

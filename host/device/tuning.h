@@ -26,6 +26,7 @@ struct kvl_tunable {
         int64_t number; /* of a word that is no number: its place in the list */
     } value[KVL_TUNE_VALUES];
     size_t n_values; /* the first is the default */
+    bool is_word;    /* its values are no numbers: the host's choice, no define */
     bool reorders;
 };
 
@@ -75,12 +76,15 @@ kvl_status kvl_tuning_lookup(const struct kvl_caps *caps, struct kvl_tuning *out
 
 /* The value of a tunable; tuning NULL or a tunable that reorders with `exact`: the default. Both names must exist. */
 int64_t kvl_tuned(const struct kvl_tuning *tuning, const char *kernel, const char *tunable, bool exact);
-/* " -DKVL_<KERNEL>_<TUNABLE>=<value>" for each tunable, in capitals. */
+/* " -DKVL_<KERNEL>_<TUNABLE>=<value>" in capitals, for each tunable with numbers. */
 kvl_status kvl_tuned_defines(const struct kvl_tuning *tuning, const char *kernel, bool exact, struct kvl_text *text);
 
 /* The settings in use on a device. Programs and objects take them when they are made; a change is for those made later. */
 const struct kvl_tuning *kvl_device_tuning(const struct kvl_device *device);
 void kvl_device_tune(struct kvl_device *device, const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const char *source);
+
+/* All settings at once, as kvl_device_tuning gave them. */
+void kvl_device_restore(struct kvl_device *device, const struct kvl_tuning *tuning);
 
 /* ---- the user's file ---- */
 

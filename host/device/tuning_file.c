@@ -32,11 +32,13 @@ struct names {
 
 static const char folder[] = "data/tune/";
 
-/* A copy of the line at `text` without what surrounds its words, and the start of the next line. */
+/* A copy of the line at `text` without what surrounds its words and with blanks for control characters; the start of the next line. */
 static const char *take_line(const char *text, char line[LONGEST_LINE])
 {
     const size_t n = strcspn(text, "\n");
     snprintf(line, LONGEST_LINE, "%.*s", (int)(n < LONGEST_LINE ? n : LONGEST_LINE), text);
+    for (char *c = line; *c != '\0'; c++)
+        if (iscntrl((unsigned char)*c)) *c = ' ';
     size_t end = strlen(line);
     while (end > 0 && isspace((unsigned char)line[end - 1])) line[--end] = '\0';
     const size_t start = strspn(line, " \t");

@@ -31,7 +31,9 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
     KVL_TRY(add_streams(&plan, bytes));
     bytes[KVL_MEM_INDEX] += plan.table_bytes;
-    bytes[KVL_MEM_SLACK] = plan.resident_bytes - bytes[KVL_MEM_PAYLOAD] - bytes[KVL_MEM_SCALE] - bytes[KVL_MEM_INDEX];
+    bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
+    bytes[KVL_MEM_SLACK] = plan.resident_bytes;
+    for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
     bytes[KVL_MEM_SCRATCH] = plan.scratch_bytes;
     kvl_session_scratch(dims, config, limits->tuning, scratch);
     for (int i = 0; i < KVL_SESSION_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += scratch[i];

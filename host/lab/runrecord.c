@@ -158,6 +158,27 @@ done:
     return status;
 }
 
+/* tuning_<kernel>: the setting in use, and where it comes from. Exact runs use the defaults of tunables that reorder sums. */
+static kvl_status put_tuning(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_tuning *tuning = kvl_device_tuning(r->config.device);
+    size_t n;
+    const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n);
+    struct kvl_text text = {0};
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+        text.size = 0;
+        snprintf(name, sizeof name, "tuning_%s", kernel[i].name);
+        KVL_TRY(kvl_setting_print(&kernel[i], &tuning->setting[i], &text));
+        KVL_TRY(kvl_text_printf(&text, " (%s)", tuning->source[i]));
+        KVL_TRY(kvl_runfile_text(r->file, "/device", name, text.data));
+    }
+done:
+    kvl_text_free(&text);
+    return status;
+}
+
 static kvl_status put_device(struct kvl_record *r)
 {
     kvl_status status = KVL_OK;
@@ -192,6 +213,7 @@ static kvl_status put_device(struct kvl_record *r)
     };
     for (size_t i = 0; i < COUNT(texts); i++) KVL_TRY(kvl_runfile_text(r->file, "/device", texts[i].name, texts[i].value));
     KVL_TRY(put_facts(r->file, "/device", facts, COUNT(facts)));
+    KVL_TRY(put_tuning(r));
     if (r->config.profile) {
         const struct kvl_peaks *p = &r->profile.peaks;
         const struct kvl_fact peaks[] = {

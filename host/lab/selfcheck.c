@@ -1,7 +1,7 @@
 /* Each codec is checked where it is used: a cache takes in one context, and then its pages, its decoded rows and the attention over
  * it are compared. Programs are few, because compiling them is most of the time. */
 #include "selfcheck.h"
-#include "cache.h"
+#include "probe.h"
 #include "linear.h"
 #include "mem.h"
 #include "quant.h"
@@ -36,132 +36,20 @@ static void report(struct checker *c, double difference, double allowed, const c
     c->fn(c->context, &check);
 }
 
-/* The larger one; NaN wins. */
-static double worse(double a, double b) { return isnan(a) || a > b ? a : b; }
-
-static double largest_difference(const float *a, const float *b, size_t n)
-{
-    double largest = 0.0;
-    for (size_t i = 0; i < n; i++) largest = worse(fabs((double)a[i] - b[i]), largest);
-    return largest;
-}
-
-/* ---- a cache of one layer that has taken in n tokens ---- */
-
-struct bench {
-    struct kvl_cache_dims dims;
-    uint32_t n_tokens, ubatch;
-    enum kvl_protocol protocol;
-    bool exact;
-    struct kvl_spec *spec;
-    struct kvl_cache_plan plan; /* for the reference; the cache has its own */
-    struct kvl_cache *cache;
-    struct kvl_buffer *stage, *rotary, *out;
-    float *q, *k, *v, *got, *want; /* [T][heads][D] */
-};
-
-static size_t q_row(const struct bench *b) { return (size_t)b->dims.n_head * b->dims.head_dim; }
-static size_t kv_row(const struct bench *b) { return (size_t)b->dims.n_kv_head * b->dims.head_dim; }
-static size_t stage_row(const struct bench *b) { return q_row(b) + 2 * kv_row(b); }
-
-static kvl_status fill_random(struct bench *b)
-{
-    const size_t q_size = b->n_tokens * q_row(b), kv_size = b->n_tokens * kv_row(b);
-    kvl_status status = KVL_OK;
-    KVL_TRY(kvl_alloc(&b->q, q_size, sizeof(float)));
-    KVL_TRY(kvl_alloc(&b->k, kv_size, sizeof(float)));
-    KVL_TRY(kvl_alloc(&b->v, kv_size, sizeof(float)));
-    KVL_TRY(kvl_alloc(&b->got, q_size, sizeof(float)));
-    KVL_TRY(kvl_alloc(&b->want, q_size, sizeof(float)));
-    for (size_t i = 0; i < q_size; i++) b->q[i] = (float)kvl_rng_normal(1, i);
-    for (size_t i = 0; i < kv_size; i++) {
-        b->k[i] = (float)(2.0 * kvl_rng_normal(2, i) + (double)(i % 5));
-        b->v[i] = (float)kvl_rng_normal(3, i);
-    }
-done:
-    return status;
-}
-
-static kvl_status bench_open(struct kvl_device *device, const char *spec, struct bench *b)
-{
-    const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
-    const uint64_t u = b->ubatch, rotary_bytes = (uint64_t)b->n_tokens * b->dims.head_dim * sizeof(float);
-    struct kvl_cache_plan plan = {0};
-    kvl_status status = KVL_OK;
-    KVL_TRY(kvl_spec_parse(spec, &b->spec));
-    const struct kvl_cache_config config = {b->spec, b->n_tokens, b->ubatch, b->protocol, b->exact};
-    KVL_TRY(kvl_cache_plan_make(&b->dims, &config, &limits, &b->plan));
-    KVL_TRY(kvl_cache_plan_make(&b->dims, &config, &limits, &plan));
-    KVL_TRY(kvl_cache_new(device, &plan, &b->cache));
-    KVL_TRY(kvl_buffer_new(device, "check stage", -1, KVL_MEM_SCRATCH, u * stage_row(b) * sizeof(float), true, &b->stage));
-    KVL_TRY(kvl_buffer_new(device, "check rotary", -1, KVL_MEM_SCRATCH, rotary_bytes, true, &b->rotary));
-    KVL_TRY(kvl_buffer_new(device, "check output", -1, KVL_MEM_SCRATCH, u * q_row(b) * sizeof(float), true, &b->out));
-    KVL_TRY(fill_random(b));
-done:
-    kvl_cache_plan_free(&plan);
-    return status;
-}
-
-static void bench_close(struct bench *b)
-{
-    kvl_cache_free(&b->cache);
-    kvl_cache_plan_free(&b->plan);
-    kvl_buffer_free(&b->stage);
-    kvl_buffer_free(&b->rotary);
-    kvl_buffer_free(&b->out);
-    kvl_spec_free(&b->spec);
-    kvl_free(&b->q);
-    kvl_free(&b->k);
-    kvl_free(&b->v);
-    kvl_free(&b->got);
-    kvl_free(&b->want);
-}
-
-/* Tokens [first, first + n) as the projections leave them: a token's q heads, k heads, v heads. */
-static kvl_status write_stage(struct bench *b, uint32_t first, uint32_t n)
-{
-    const size_t parts[] = {q_row(b), kv_row(b), kv_row(b)};
-    const float *const from[] = {b->q, b->k, b->v};
-    float *rows = NULL, *at;
-    kvl_status status = KVL_OK;
-    KVL_TRY(kvl_alloc(&rows, n * stage_row(b), sizeof *rows));
-    at = rows;
-    for (uint32_t t = first; t < first + n; t++)
-        for (size_t i = 0; i < 3; at += parts[i++]) memcpy(at, from[i] + t * parts[i], parts[i] * sizeof *at);
-    KVL_TRY(kvl_buffer_write(b->stage, 0, n * stage_row(b) * sizeof *rows, rows));
-done:
-    kvl_free(&rows);
-    return status;
-}
-
-static kvl_status feed_all(struct bench *b)
-{
-    const uint32_t u = kvl_cache_ubatch(&b->plan.config);
-    kvl_status status = KVL_OK;
-    for (uint32_t p = 0; p < b->n_tokens; p += u) {
-        const uint32_t n = b->n_tokens - p < u ? b->n_tokens - p : u;
-        KVL_TRY(write_stage(b, p, n));
-        KVL_TRY(kvl_cache_step(b->cache, 0, n, b->stage, b->rotary, 0, b->out));
-        kvl_cache_advance(b->cache, n);
-        KVL_TRY(kvl_buffer_read(b->out, 0, n * q_row(b) * sizeof(float), b->got + p * q_row(b)));
-    }
-done:
-    return status;
-}
-
 /* ---- attention ---- */
 
 /* Differences of the query heads that read the last `kv_heads` key-value heads. */
-static kvl_status check_attention(struct checker *c, struct bench *b, const char *name, uint32_t kv_heads)
+static kvl_status check_attention(struct checker *c, struct kvl_probe *b, const char *name, uint32_t kv_heads)
 {
     const double allowed = 2e-5;
-    const size_t compared = q_row(b) / b->dims.n_kv_head * kv_heads, first = q_row(b) - compared;
+    const size_t compared = kvl_probe_q_row(b) / b->dims.n_kv_head * kv_heads, first = kvl_probe_q_row(b) - compared;
     double largest = 0.0;
-    const kvl_status status = kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, b->want);
+    const kvl_status status = kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, (struct kvl_rope){0}, b->want);
     if (status != KVL_OK) return status;
-    for (uint32_t t = 0; t < b->n_tokens; t++)
-        largest = worse(largest_difference(b->got + t * q_row(b) + first, b->want + t * q_row(b) + first, compared), largest);
+    for (uint32_t t = 0; t < b->n_tokens; t++) {
+        const size_t at = t * kvl_probe_q_row(b) + first;
+        largest = kvl_probe_worse(kvl_probe_difference(b->got + at, b->want + at, compared), largest);
+    }
     report(c, largest, allowed, "attention %s, %s", name, kvl_protocol_name[b->protocol]);
     return KVL_OK;
 }
@@ -181,20 +69,20 @@ static kvl_status check_compositions(struct checker *c)
         {"f16 sink=4 window=40", {1, 8, 2, 128}, 150, 64, KVL_P1_FAKE_QUANT, false},
     };
     kvl_status status = KVL_OK;
-    struct bench b = {0};
+    struct kvl_probe b = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        b = (struct bench){.dims = rows[i].dims,
+        b = (struct kvl_probe){.dims = rows[i].dims,
                            .n_tokens = rows[i].n_tokens,
                            .ubatch = rows[i].ubatch,
                            .protocol = rows[i].protocol,
                            .exact = rows[i].exact};
-        KVL_TRY(bench_open(c->device, rows[i].spec, &b));
-        KVL_TRY(feed_all(&b));
+        KVL_TRY(kvl_probe_open(c->device, rows[i].spec, &b));
+        KVL_TRY(kvl_probe_feed(&b));
         KVL_TRY(check_attention(c, &b, rows[i].spec, b.dims.n_kv_head));
-        bench_close(&b);
+        kvl_probe_close(&b);
     }
 done:
-    bench_close(&b);
+    kvl_probe_close(&b);
     return status;
 }
 
@@ -207,22 +95,22 @@ enum { CODEC_HEADS = 24, CODEC_KV_HEADS = 2, CODEC_TOKENS = 256, CODEC_UBATCH = 
 static const uint32_t role_of[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
 static const char side_letter[KVL_SIDES] = {'k', 'v'};
 
-static float *side_rows(const struct bench *b, int side) { return side == KVL_SIDE_K ? b->k : b->v; }
+static float *side_rows(const struct kvl_probe *b, int side) { return side == KVL_SIDE_K ? b->k : b->v; }
 
-static const float *row_of(const struct bench *b, int side, uint32_t token, uint32_t head)
+static const float *row_of(const struct kvl_probe *b, int side, uint32_t token, uint32_t head)
 {
-    return side_rows(b, side) + token * kv_row(b) + (size_t)head * b->dims.head_dim;
+    return side_rows(b, side) + token * kvl_probe_kv_row(b) + (size_t)head * b->dims.head_dim;
 }
 
 /* Known answers, which may be NULL, and hard rows behind them. */
-static void place_rows(struct bench *b, int side, const struct kvl_known_answer *answer)
+static void place_rows(struct kvl_probe *b, int side, const struct kvl_known_answer *answer)
 {
     /* zeros, constants, tiny, huge, one outlier, ties, subnormal */
     static const float hard[][2] = {{0, 0}, {1.5f, 1.5f}, {1e-7f, -1e-7f}, {60000.f, -60000.f}, {0, 1}, {-7.5f, 7.5f}, {1e-41f, 0}};
     const uint32_t d = b->dims.head_dim, n = answer != NULL ? answer->n : 0;
     float *row = side_rows(b, side);
-    for (uint32_t t = 0; t < n; t++, row += kv_row(b)) memcpy(row, answer->x + (size_t)t * d, d * sizeof *row);
-    for (uint32_t t = 0; t < sizeof hard / sizeof *hard; t++, row += kv_row(b))
+    for (uint32_t t = 0; t < n; t++, row += kvl_probe_kv_row(b)) memcpy(row, answer->x + (size_t)t * d, d * sizeof *row);
+    for (uint32_t t = 0; t < sizeof hard / sizeof *hard; t++, row += kvl_probe_kv_row(b))
         for (uint32_t i = 0; i < d; i++) row[i] = hard[t][i % 2];
 }
 
@@ -232,7 +120,7 @@ static bool same_cache(const struct kvl_known_answer *a, const struct kvl_known_
 }
 
 /* What of a side's first page and its rows differs from the reference. */
-static kvl_status check_side(struct checker *c, const struct bench *b, int side, const char *name)
+static kvl_status check_side(struct checker *c, const struct kvl_probe *b, int side, const char *name)
 {
     const struct kvl_side_plan *plan = &b->plan.layer[0].side[side];
     const uint32_t page = plan->dims.page_tokens, d = b->dims.head_dim;
@@ -256,7 +144,7 @@ static kvl_status check_side(struct checker *c, const struct bench *b, int side,
         }
         KVL_TRY(kvl_cache_read_page(b->cache, 0, side, h, 0, got));
         for (uint64_t i = 0; i < plan->page_bytes; i++) bytes += got[i] != want[i];
-        difference = worse(largest_difference(rows + (size_t)h * page * d, decoded, (size_t)page * d), difference);
+        difference = kvl_probe_worse(kvl_probe_difference(rows + (size_t)h * page * d, decoded, (size_t)page * d), difference);
     }
     report(c, bytes, 0.0, "codec %c=%s: bytes of a page that differ", side_letter[side], name);
     report(c, difference, 0.0, "codec %c=%s: decoded rows", side_letter[side], name);
@@ -269,7 +157,7 @@ done:
     return status;
 }
 
-static kvl_status check_answer(struct checker *c, const struct bench *b, int side, const struct kvl_known_answer *a,
+static kvl_status check_answer(struct checker *c, const struct kvl_probe *b, int side, const struct kvl_known_answer *a,
                                const char *name)
 {
     const size_t size = (size_t)a->n * a->head_dim;
@@ -277,7 +165,7 @@ static kvl_status check_answer(struct checker *c, const struct bench *b, int sid
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_alloc(&rows, CODEC_KV_HEADS * size, sizeof *rows));
     KVL_TRY(kvl_cache_read_rows(b->cache, 0, side, 0, a->n, rows));
-    report(c, largest_difference(rows, a->decoded, size), a->tolerance, "codec %c=%s: known answer", side_letter[side], name);
+    report(c, kvl_probe_difference(rows, a->decoded, size), a->tolerance, "codec %c=%s: known answer", side_letter[side], name);
 done:
     kvl_free(&rows);
     return status;
@@ -287,7 +175,7 @@ done:
 static kvl_status check_answers(struct checker *c, const struct kvl_codec *codec, uint32_t first)
 {
     const struct kvl_known_answer *answers = codec->known_answers, *of_side[KVL_SIDES] = {NULL};
-    struct bench b = {.dims = {1, CODEC_HEADS, CODEC_KV_HEADS, answers[first].head_dim},
+    struct kvl_probe b = {.dims = {1, CODEC_HEADS, CODEC_KV_HEADS, answers[first].head_dim},
                       .n_tokens = CODEC_TOKENS,
                       .ubatch = CODEC_UBATCH,
                       .protocol = KVL_P2_WRITE_THEN_READ,
@@ -295,22 +183,22 @@ static kvl_status check_answers(struct checker *c, const struct kvl_codec *codec
     struct kvl_text name = {0}, spec = {0};
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_text_printf(&name, *answers[first].options ? "%s(%s)" : "%s", codec->head.name, answers[first].options));
-    for (int s = 0; s < KVL_SIDES; s++)
-        KVL_TRY(kvl_text_printf(&spec, "%s%c=%s", s ? " " : "", side_letter[s], codec->roles & role_of[s] ? name.data : "f32"));
-    KVL_TRY(bench_open(c->device, spec.data, &b));
     for (uint32_t i = first; i < codec->n_known_answers; i++)
         for (int s = 0; s < KVL_SIDES; s++)
             if (answers[i].role == role_of[s] && same_cache(&answers[i], &answers[first])) of_side[s] = &answers[i];
+    for (int s = 0; s < KVL_SIDES; s++) /* a side without an answer may not be able to have these options */
+        KVL_TRY(kvl_text_printf(&spec, "%s%c=%s", s ? " " : "", side_letter[s], of_side[s] != NULL ? name.data : "f32"));
+    KVL_TRY(kvl_probe_open(c->device, spec.data, &b));
     for (int s = 0; s < KVL_SIDES; s++) place_rows(&b, s, of_side[s]);
-    KVL_TRY(feed_all(&b));
+    KVL_TRY(kvl_probe_feed(&b));
     for (int s = 0; s < KVL_SIDES; s++) {
-        if (!(codec->roles & role_of[s])) continue;
+        if (of_side[s] == NULL) continue;
         KVL_TRY(check_side(c, &b, s, name.data));
-        if (of_side[s] != NULL) KVL_TRY(check_answer(c, &b, s, of_side[s], name.data));
+        KVL_TRY(check_answer(c, &b, s, of_side[s], name.data));
     }
     KVL_TRY(check_attention(c, &b, spec.data, 1));
 done:
-    bench_close(&b);
+    kvl_probe_close(&b);
     kvl_text_free(&name);
     kvl_text_free(&spec);
     return status;
@@ -350,15 +238,15 @@ static void rotate_rows(float *x, uint32_t heads, uint32_t head_dim, uint32_t ro
 static kvl_status check_rope(struct checker *c)
 {
     enum { TOKENS = 16, ROPE_DIM = 12 };
-    struct bench b = {.dims = {1, CODEC_HEADS, CODEC_KV_HEADS, 16},
+    struct kvl_probe b = {.dims = {1, CODEC_HEADS, CODEC_KV_HEADS, 16},
                       .n_tokens = TOKENS,
                       .ubatch = TOKENS,
                       .protocol = KVL_P2_WRITE_THEN_READ,
                       .exact = true};
     float rotary[TOKENS][ROPE_DIM], *want = NULL, *got = NULL;
     kvl_status status = KVL_OK;
-    KVL_TRY(bench_open(c->device, "f32", &b));
-    const size_t size = TOKENS * stage_row(&b);
+    KVL_TRY(kvl_probe_open(c->device, "f32", &b));
+    const size_t size = TOKENS * kvl_probe_stage_row(&b);
     KVL_TRY(kvl_alloc(&want, size, sizeof *want));
     KVL_TRY(kvl_alloc(&got, size, sizeof *got));
     for (uint32_t t = 0; t < TOKENS; t++)
@@ -368,15 +256,15 @@ static kvl_status check_rope(struct checker *c)
             rotary[t][i + 1] = (float)sin(angle);
         }
     KVL_TRY(kvl_buffer_write(b.rotary, 0, sizeof rotary, rotary));
-    KVL_TRY(write_stage(&b, 0, TOKENS));
+    KVL_TRY(kvl_probe_stage(&b, 0, TOKENS));
     KVL_TRY(kvl_buffer_read(b.stage, 0, size * sizeof *want, want));
     for (uint32_t t = 0; t < TOKENS; t++)
-        rotate_rows(want + t * stage_row(&b), CODEC_HEADS + CODEC_KV_HEADS, 16, ROPE_DIM, rotary[t]);
+        rotate_rows(want + t * kvl_probe_stage_row(&b), CODEC_HEADS + CODEC_KV_HEADS, 16, ROPE_DIM, rotary[t]);
     KVL_TRY(kvl_cache_step(b.cache, 0, TOKENS, b.stage, b.rotary, ROPE_DIM, b.out));
     KVL_TRY(kvl_buffer_read(b.stage, 0, size * sizeof *got, got));
-    report(c, largest_difference(got, want, size), 2e-6, "rope");
+    report(c, kvl_probe_difference(got, want, size), 2e-6, "rope");
 done:
-    bench_close(&b);
+    kvl_probe_close(&b);
     kvl_free(&want);
     kvl_free(&got);
     return status;
@@ -385,20 +273,6 @@ done:
 /* ---- weights ---- */
 
 enum { ROWS = 40, COLS = 256, MOST_TOKENS = 7 };
-
-/* A block of random bytes whose values are neither tiny nor huge: every code occurs, whatever the format. */
-static void random_block(const struct kvl_quant_type *type, uint64_t seed, uint8_t *block)
-{
-    float values[COLS];
-    double largest;
-    do {
-        largest = 0.0;
-        for (uint32_t i = 0; i < type->bytes; i++) block[i] = (uint8_t)kvl_rng_u64(seed, i);
-        type->dequantize(block, 1, values);
-        for (uint32_t i = 0; i < type->block; i++) largest = worse(fabs(values[i]), largest);
-        seed = kvl_rng_u64(seed, type->bytes);
-    } while (!(largest > 1e-3 && largest < 100.0));
-}
 
 /* Largest difference of products, as a part of the sum of their terms' sizes. */
 static double product_difference(const float *w, const float *x, const float *y, uint32_t tokens)
@@ -412,7 +286,7 @@ static double product_difference(const float *w, const float *x, const float *y,
                 sum += term;
                 size += fabs(term);
             }
-            largest = worse(fabs(y[t * ROWS + r] - sum) / size, largest);
+            largest = kvl_probe_worse(fabs(y[t * ROWS + r] - sum) / size, largest);
         }
     return largest;
 }
@@ -454,8 +328,7 @@ static kvl_status check_type(struct checker *c, struct product_bench *b, const s
     uint8_t *bytes = NULL;
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_alloc(&bytes, tensor.n_bytes, 1));
-    for (size_t i = 0; i < n_blocks; i++) random_block(type, kvl_rng_u64(type->gguf_type, i), bytes + i * type->bytes);
-    type->dequantize(bytes, n_blocks, b->w);
+    kvl_probe_weights(type, type->gguf_type, n_blocks, bytes, b->w);
     tensor.data = bytes;
     KVL_TRY(kvl_linear_load(c->device, "check weights", -1, tensors, 1, false, &linear));
     KVL_TRY(check_products(c, b, &linear));
@@ -484,7 +357,7 @@ static kvl_status check_norm(struct checker *c, struct product_bench *b)
         double squares = 0.0;
         for (uint32_t i = 0; i < COLS; i++) squares += (double)in[i] * in[i];
         for (uint32_t i = 0; i < COLS; i++)
-            largest = worse(fabs(y[t * COLS + i] - in[i] / sqrt(squares / COLS + eps) * b->w[i]), largest);
+            largest = kvl_probe_worse(fabs(y[t * COLS + i] - in[i] / sqrt(squares / COLS + eps) * b->w[i]), largest);
     }
     report(c, largest, 1e-5, "rms norm");
 done:

@@ -17,7 +17,14 @@ static const struct kvl_cache_dims shapes[] = {
     {.n_layer = 1, .n_head = 32, .n_kv_head = 8, .head_dim = 128},
 };
 
-static const char mixed_pair[] = "k=int8 v=int4";
+/* Compositions that no codec shows alone. */
+static const struct {
+    const char *spec, *name;
+} mixes[] = {
+    {"k=int8 v=int4", "int8+int4"},
+    {"int4 rot=hadamard", "int4+hadamard"},
+    {"int4 rope=pre korder=hf", "int4+pre-rope"},
+};
 
 /* Programs that are always the same. Files and options as their callers pass them on a GPU. */
 enum { MOST_FILES = 3 };
@@ -150,7 +157,8 @@ kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)
             if (plugin->kind == KVL_KIND_CODEC && codec->roles & (KVL_ROLE_K | KVL_ROLE_V))
                 KVL_TRY(add_codec(&list, codec, shapes + s));
         }
-        KVL_TRY(add_cache_programs(&list, mixed_pair, "int8+int4", shapes + s));
+        for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++)
+            KVL_TRY(add_cache_programs(&list, mixes[i].spec, mixes[i].name, shapes + s));
     }
     for (size_t i = 0; i < kvl_n_quant_types; i++) KVL_TRY(add_linear(&list, kvl_quant_types + i));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) KVL_TRY(add_other(&list, others + i));

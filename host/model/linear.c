@@ -154,8 +154,10 @@ void kvl_linear_free(struct kvl_linear *linear)
 
 /* ---- kernels ---- */
 
-/* Helpers on float16 in platform.cl. */
+/* Helpers on float16 in platform.cl; work-items that share what a vector would hold. */
 #define VECTORS "-DKVL_VECTORS=1"
+#define ITEMS "-DKVL_W_LANES=1 -DKVL_ITEMS=256"
+enum { GROUP_ITEMS = 256, EMBED_ITEMS = 64, TILE = 64 /* rows and tokens, gemm_items.cl */ };
 
 /* tokens: how many the kernel is compiled for (GEMV). tuned: the kernel whose tunables the text takes. */
 static const struct {
@@ -163,17 +165,23 @@ static const struct {
     uint32_t tokens;
 } variants[VARIANTS] = {
     [GEMM] = {"gemm.cl", "kvl_gemm", VECTORS, "gemm", 0},
-    [EMBED] = {"embed.cl", "kvl_embed", VECTORS, NULL, 0},
     [GEMV_1] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=1", NULL, 1},
     [GEMV_2] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=2", NULL, 2},
     [GEMV_4] = {"gemv.cl", "kvl_gemv", VECTORS " -DKVL_GEMV_T=4", NULL, 4},
     [INT8_1] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=1", NULL, 1},
     [INT8_2] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=2", NULL, 2},
     [INT8_4] = {"gemv.cl", "kvl_gemv_int8", VECTORS " -DKVL_GEMV_T=4", NULL, 4},
+    [GEMM_ITEMS] = {"gemm_items.cl", "kvl_gemm_items", ITEMS, NULL, 0},
+    [GEMV_ITEMS_1] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=1", NULL, 1},
+    [GEMV_ITEMS_2] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=2", NULL, 2},
+    [GEMV_ITEMS_4] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=4", NULL, 4},
+    [EMBED] = {"embed.cl", "kvl_embed", "-DKVL_W_LANES=1 -DKVL_ITEMS=64", NULL, 0},
     [UNPACK] = {"blas.cl", "kvl_unpack", VECTORS, NULL, 0},
     [COLUMNS] = {"blas.cl", "kvl_columns", VECTORS, NULL, 0},
     [FINISH] = {"blas.cl", "kvl_finish", VECTORS, NULL, 0},
 };
+
+static bool items_are_lanes(const struct kvl_caps *caps) { return caps->float_width == 1; }
 
 static struct kvl_linear_sizes sizes_of(const struct kvl_tuning *tuning)
 {
@@ -252,48 +260,60 @@ done:
 static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
 static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
 
-/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, about 250 of which a
- * block of 32 columns takes. Its work-items are kept short: the GEMV's, one token and one pair of panels each. */
-enum { CUT_MOST_COLS = 6144 };
-static bool loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && caps->float_width == 1; }
-
 static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
-    if (T > KVL_FEW_TOKENS) return GEMM;
+    const struct kvl_caps *caps = kvl_device_caps(kernels->device);
     const int size = T == 1 ? 0 : T == 2 ? 1 : 2;
+    if (items_are_lanes(caps)) return exact || T > KVL_FEW_TOKENS ? GEMM_ITEMS : GEMV_ITEMS_1 + size;
+    if (T > KVL_FEW_TOKENS) return GEMM;
     const uint64_t n_blocks = round_up(linear->cols, COLUMN) / COLUMN;
     const uint32_t tokens = variants[INT8_1 + size].tokens;
-    const bool fits =
-        codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= kvl_device_caps(kernels->device)->local_bytes;
+    const bool fits = codes_bytes(tokens, n_blocks) + scales_bytes(tokens, n_blocks) <= caps->local_bytes;
     return (!exact && linear->type->block > 1 && fits ? INT8_1 : GEMV_1) + size;
+}
+
+static bool is_int8(enum variant v) { return v >= INT8_1 && v <= INT8_4; }
+static bool norms_on_the_way(enum variant v) { return is_int8(v) || (v >= GEMV_ITEMS_1 && v <= GEMV_ITEMS_4); }
+
+struct shape {
+    size_t global[3], local[3];
+};
+
+/* chunk: tokens that a work-item of gemm.cl handles. */
+static struct shape shape_of(const struct kvl_linear_kernels *kernels, enum variant v, uint64_t n_panels, uint32_t T, uint32_t chunk)
+{
+    const uint64_t n_pairs = (n_panels + 1) / 2, units = kvl_device_caps(kernels->device)->compute_units;
+    switch (v) {
+    case GEMM: return (struct shape){{n_pairs, (T + chunk - 1) / chunk, 1}, {1, 1, 1}};
+    case GEMM_ITEMS: return (struct shape){{round_up(n_panels * PANEL_ROWS, TILE) / TILE * GROUP_ITEMS, (T + TILE - 1) / TILE, 1}, {GROUP_ITEMS, 1, 1}};
+    case GEMV_ITEMS_1:
+    case GEMV_ITEMS_2:
+    case GEMV_ITEMS_4: return (struct shape){{n_pairs * GROUP_ITEMS, 1, 1}, {GROUP_ITEMS, 1, 1}};
+    default: return (struct shape){{max_u64(n_pairs / kernels->sizes.pairs, min_u64(n_pairs, units * kernels->sizes.groups)), 1, 1}, {1, 1, 1}};
+    }
 }
 
 static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, const struct kvl_linear_part *part,
                            enum variant v, uint32_t T, struct kvl_rows x, const struct kvl_norm *norm, struct kvl_rows y, bool add)
 {
-    enum { INT8_ARGS = 5 };      /* at the end of the list */
+    enum { NORM_ARGS = 3, INT8_ARGS = 2 }; /* at the end of the list */
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     struct kvl_device *device = kernels->device;
-    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1), n_pairs = (part->n_panels + 1) / 2;
+    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1);
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN), n_out = (uint32_t)(linear->rows - first_row);
-    const size_t local[3] = {1, 1, 1};
+    const uint32_t n_chunks = (T + kernels->sizes.tokens - 1) / kernels->sizes.tokens;
+    const uint32_t chunk = (uint32_t)round_up((T + n_chunks - 1) / n_chunks, kernels->sizes.tile);
+    const struct shape shape = shape_of(kernels, v, part->n_panels, T, chunk);
     const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + (uint64_t)T * (linear->cols + n_out) * 4,
                                   .flops = 2 * part->n_panels * PANEL_ROWS * linear->cols * T};
     const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels),
                          y_offset = KVL_U64(y.offset + first_row);
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, v, &kernel));
-    if (v == GEMM) {
-        const uint32_t n_chunks = (T + kernels->sizes.tokens - 1) / kernels->sizes.tokens;
-        const uint32_t chunk = (uint32_t)round_up((T + n_chunks - 1) / n_chunks, kernels->sizes.tile);
-        const size_t global[3] = {n_pairs, (T + chunk - 1) / chunk, 1};
-        return KVL_LAUNCH(device, kernel, global, local, work, w, panels, KVL_U32(n_blocks), KVL_U32(n_out), KVL_BUF(x.buffer),
+    if (v == GEMM)
+        return KVL_LAUNCH(device, kernel, shape.global, shape.local, work, w, panels, KVL_U32(n_blocks), KVL_U32(n_out), KVL_BUF(x.buffer),
                           KVL_U64(x.offset), KVL_U64(x.stride), KVL_U32(T), KVL_U32(chunk), KVL_BUF(y.buffer), y_offset,
                           KVL_U64(y.stride), KVL_U32(kvl_linear_epilogue(linear, add)));
-    }
-    const struct kvl_caps *caps = kvl_device_caps(device);
-    const uint64_t least_groups = loops_are_cut(caps) ? n_pairs : min_u64(n_pairs, (uint64_t)caps->compute_units * kernels->sizes.groups);
-    const size_t global[3] = {max_u64(n_pairs / kernels->sizes.pairs, least_groups), 1, 1};
     const struct kvl_arg args[] = {w,
                                    panels,
                                    KVL_U32(n_blocks),
@@ -311,7 +331,8 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
                                    KVL_F32(norm != NULL ? norm->eps : 0.0f),
                                    KVL_LOCAL(codes_bytes(variants[v].tokens, n_blocks)),
                                    KVL_LOCAL(scales_bytes(variants[v].tokens, n_blocks))};
-    status = kvl_launch(device, kernel, global, local, work, args, sizeof args / sizeof *args - (v < INT8_1 ? INT8_ARGS : 0));
+    const size_t n_args = sizeof args / sizeof *args - (is_int8(v) ? 0 : norms_on_the_way(v) ? INT8_ARGS : INT8_ARGS + NORM_ARGS);
+    status = kvl_launch(device, kernel, shape.global, shape.local, work, args, n_args);
 done:
     return status;
 }
@@ -322,21 +343,9 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
     kvl_status status = KVL_OK;
     assert(T > 0 && !(add && linear->swiglu));
     assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
-    const struct kvl_caps *caps = kvl_device_caps(kernels->device);
-    const uint32_t most = loops_are_cut(caps) ? 1 : T;
-    if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
-        return kvl_fail(KVL_E_UNSUPPORTED,
-                        "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
-                        caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);
     if (kvl_linear_goes_to_blas(kernels, linear, T, exact)) return kvl_linear_run_blas(kernels, linear, T, x, y, add);
-    if (T > KVL_FEW_TOKENS) exact = true;
-    for (uint32_t done = 0; done < T; done += most) {
-        const uint32_t n = (uint32_t)min_u64(most, T - done);
-        const enum variant v = choose(kernels, linear, n, exact);
-        for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, n, x, NULL, y, add));
-        x.offset += n * x.stride;
-        y.offset += n * y.stride;
-    }
+    const enum variant v = choose(kernels, linear, T, exact);
+    for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, NULL, y, add));
 done:
     return status;
 }
@@ -346,8 +355,7 @@ kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struc
 {
     kvl_status status = KVL_OK;
     const enum variant v = choose(kernels, linear, T, exact);
-    /* The 8-bit GEMV normalizes on the way; it reads whole blocks of x and of the norm's weight. */
-    if (v >= INT8_1 && linear->cols % COLUMN == 0 && !loops_are_cut(kvl_device_caps(kernels->device))) {
+    if (norms_on_the_way(v) && linear->cols % COLUMN == 0) { /* whole blocks of x and of the norm's weight are read */
         for (uint64_t i = 0; i < linear->n_parts; i++)
             KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, norm, y, false));
     } else {
@@ -364,7 +372,7 @@ kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN);
-    const size_t global[3] = {T, 1, 1}, local[3] = {1, 1, 1};
+    const size_t global[3] = {EMBED_ITEMS, T, 1}, local[3] = {EMBED_ITEMS, 1, 1};
     const struct kvl_work work = {.bytes = (uint64_t)T * (linear->panel_bytes / PANEL_ROWS + linear->cols * 4)};
     assert(!linear->swiglu);
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, EMBED, &kernel));
@@ -384,12 +392,13 @@ kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint
                             struct kvl_rows x, struct kvl_rows y)
 {
     kvl_status status = KVL_OK;
-    const size_t global[3] = {T, 1, 1}, local[3] = {1, 1, 1};
+    const bool items = items_are_lanes(kvl_device_caps(kernels->device));
+    const size_t group = items ? GROUP_ITEMS : 1, global[3] = {T * group, 1, 1}, local[3] = {group, 1, 1};
     const struct kvl_work work = {.bytes = (uint64_t)T * n * 8, .flops = (uint64_t)T * n * 4};
     if (kernels->norm == NULL) {
         struct kvl_program *program;
         const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("rms.cl"), cl_file("norm.cl")};
-        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, VECTORS, &program));
+        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, items ? ITEMS : VECTORS, &program));
         KVL_TRY(kvl_kernel_get(program, "kvl_rms_norm", &kernels->norm));
     }
     status =

@@ -2,7 +2,6 @@
  * whole. Chosen by the tunable `product` of gemm; kernels around it: cl/blas.cl. */
 #include "blas.h"
 #include "linear_internal.h"
-#include <assert.h>
 
 enum { WEIGHTS, ACTIVATIONS, PRODUCTS }; /* of the scratch */
 enum { BLOCK_ROWS = 512 };

@@ -9,7 +9,11 @@ static inline uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 
 static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-enum variant { GEMM, EMBED, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4, UNPACK, COLUMNS, FINISH, VARIANTS };
+enum variant {
+    GEMM, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4,    /* vectors in a work-item */
+    GEMM_ITEMS, GEMV_ITEMS_1, GEMV_ITEMS_2, GEMV_ITEMS_4,    /* work-items as lanes */
+    EMBED, UNPACK, COLUMNS, FINISH, VARIANTS
+};
 enum { KVL_FEW_TOKENS = 4 };
 
 /* cl/gemm.tune, cl/gemv.tune */

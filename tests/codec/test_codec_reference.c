@@ -94,18 +94,24 @@ enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
 /* Codecs without a bit-by-bit model here, for what holds of all. */
 static const struct variant others[] = {{"q8_0"}, {"q5_1"}, {"q5_0"}, {"q4_1"}, {"q4_0"}, {"iq4_nl"}, {"fp8_e4m3"}, {"fp8_e5m2"}};
+/* Codecs of which one coordinate's error has no bound but the row's, and whose groups are single tokens. */
+static const struct variant rotated[] = {{"turboquant", ""}, {"turboquant", "bits=4"}, {"turboquant", "bits=1"}};
 /* Codecs whose groups span tokens. */
 static const struct variant grouped[] = {{"kivi", "residual=0"}, {"kivi", "bits=4,group=16,channel"}, {"kivi", "bits=3,group=64,residual=64"}};
 enum {
     N_OTHERS = sizeof others / sizeof *others,
+    N_ROTATED = sizeof rotated / sizeof *rotated,
     N_PER_TOKEN = N_VARIANTS + N_OTHERS,
     N_GROUPED = sizeof grouped / sizeof *grouped,
-    N_CODECS = N_PER_TOKEN + N_GROUPED
+    N_CODECS = N_PER_TOKEN + N_GROUPED + N_ROTATED
 };
 
 static const struct variant *codec_at(size_t i)
 {
-    return i < N_VARIANTS ? &variants[i] : i < N_PER_TOKEN ? &others[i - N_VARIANTS] : &grouped[i - N_PER_TOKEN];
+    return i < N_VARIANTS               ? &variants[i]
+           : i < N_PER_TOKEN             ? &others[i - N_VARIANTS]
+           : i < N_PER_TOKEN + N_GROUPED ? &grouped[i - N_PER_TOKEN]
+                                         : &rotated[i - N_PER_TOKEN - N_GROUPED];
 }
 
 static void meets_known_answers(void **state)
@@ -670,6 +676,129 @@ static void special_values_of_the_others(void **state)
     }
 }
 
+/* ---- TurboQuant ---- */
+
+/* A random direction times a random length. */
+static void random_direction(float *x, uint32_t d, uint64_t seed)
+{
+    fill_normal(x, d, seed, (float)exp(kvl_rng_normal(seed, d)));
+}
+
+static double dot(const float *a, const float *b, uint32_t d)
+{
+    double sum = 0.0;
+    for (uint32_t c = 0; c < d; c++) sum += (double)a[c] * b[c];
+    return sum;
+}
+
+/* The relative squared error on 200,000 random directions is the published one: arXiv:2504.19874 and methods.md. */
+static void turboquant_errs_as_published(void **state)
+{
+    enum { ROWS = 200000 };
+    static const double wanted[3][4] = {{.3585, .1147, .0334, .0092}, {.3610, .1161, .0340, .0093}, {.3622, .1168, .0343, .0094}};
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t bits = 1; bits <= 4; bits++) {
+            const uint32_t d = 64u << i;
+            char options[16];
+            float x[256], decoded[256];
+            double sum = 0.0;
+            snprintf(options, sizeof options, "bits=%u", bits);
+            struct bench b = bench_new("turboquant", options, KVL_ROLE_V, d, 1);
+            for (uint32_t row = 0; row < ROWS; row++) {
+                random_direction(x, d, row);
+                encode(&b, 0, 1, x);
+                decode(&b, 0, 1, decoded);
+                for (uint32_t c = 0; c < d; c++) decoded[c] -= x[c];
+                sum += dot(decoded, decoded, d) / dot(x, x, d);
+            }
+            print_message("    D %u, %u bits: %.5f\n", d, bits, sum / ROWS);
+            if (fabs(sum / ROWS / wanted[i][bits - 1] - 1.0) > 0.007) fail_msg("wanted %.4f", wanted[i][bits - 1]);
+            bench_free(&b);
+        }
+}
+
+/* Inner products with the sketch: over directions and sketch seeds, est = 1 * true within three standard errors (the slope; seeds are the
+ * samples), where the codes alone shrink them. */
+static void turboquant_scores_are_unbiased(void **state)
+{
+    enum { D = 64, SEEDS = 60, ROWS = 200 };
+    for (int bits = 2; bits <= 4; bits++) {
+        double mean = 0.0, squares = 0.0, plain = 0.0;
+        for (int seed = 0; seed < SEEDS; seed++) {
+            char options[48];
+            float x[D], q[D], decoded[D];
+            double product = 0.0, truth = 0.0, codes = 0.0;
+            snprintf(options, sizeof options, "bits=%d,sketch=sign,seed=%d", bits, seed);
+            struct bench b = bench_new("turboquant", options, KVL_ROLE_K, D, 1);
+            snprintf(options, sizeof options, "bits=%d", bits - 1);
+            struct bench c = bench_new("turboquant", options, KVL_ROLE_K, D, 1);
+            for (int row = 0; row < ROWS; row++) {
+                fill_normal(x, D, 1000 + (uint64_t)seed * ROWS + row, 1.0f);
+                fill_normal(q, D, 77000 + (uint64_t)seed * ROWS + row, 1.0f);
+                for (int i = 0; i < D; i++) q[i] += x[i]; /* so that products do not vanish on average */
+                encode(&b, 0, 1, x);
+                decode(&b, 0, 1, decoded);
+                product += dot(q, decoded, D) * dot(q, x, D);
+                truth += dot(q, x, D) * dot(q, x, D);
+                encode(&c, 0, 1, x);
+                decode(&c, 0, 1, decoded);
+                codes += dot(q, decoded, D) * dot(q, x, D);
+            }
+            mean += product / truth / SEEDS;
+            squares += product / truth * product / truth / SEEDS;
+            plain += codes / truth / SEEDS;
+            bench_free(&b);
+            bench_free(&c);
+        }
+        const double se = sqrt((squares - mean * mean) / (SEEDS - 1));
+        print_message("    %d bits: slope %.5f, standard error %.5f; codes alone %.5f\n", bits, mean, se, plain);
+        assert_true(fabs(mean - 1.0) <= 3.0 * se);
+        assert_true(plain < 1.0 - 3.0 * se);
+    }
+}
+
+static void turboquant_refuses_with_the_fix(void **state)
+{
+    struct kvl_instance instance;
+    struct kvl_codec_shape shape;
+    kvl_error_clear();
+    assert_int_not_equal(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "turboquant"), "bits=5", &instance), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "bits must be 1 to 4, with sketch 2 to 5"));
+    kvl_error_clear();
+    assert_int_equal(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "turboquant"), "sketch=sign", &instance), KVL_OK);
+    assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_V, 64, 64, &shape), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "give values a turboquant without it"));
+    kvl_error_clear();
+    assert_int_not_equal(kvl_codec_shape(&instance, KVL_ROLE_K, 80, 64, &shape), KVL_OK);
+    assert_non_null(strstr(kvl_error_text(), "a power of two"));
+    kvl_error_clear();
+    kvl_instance_free(&instance);
+}
+
+static void turboquant_special_values(void **state)
+{
+    enum { D = 64, N = 5 };
+    float x[N * D], decoded[N * D];
+    for (int c = 0; c < D; c++) {
+        x[c] = c % 2 ? -0.0f : 0.0f;
+        x[D + c] = 1e-40f * (float)c;
+        x[2 * D + c] = NAN;
+        x[3 * D + c] = c % 2 ? INFINITY : -INFINITY;
+        x[4 * D + c] = 0.75f;
+    }
+    for (int sketch = 0; sketch < 2; sketch++) {
+        struct bench b = bench_new("turboquant", sketch ? "bits=5,sketch=sign" : "bits=4", KVL_ROLE_K, D, 64);
+        encode(&b, 0, N, x);
+        decode(&b, 0, N, decoded);
+        for (int c = 0; c < D; c++) {
+            assert_true(decoded[c] == 0 && decoded[D + c] == 0 && decoded[2 * D + c] == 0);
+            assert_true(fabsf(decoded[3 * D + c] - (c % 2 ? 65504.0f : -65504.0f)) <= 65504.0f * 0.3f);
+            assert_true(fabsf(decoded[4 * D + c] - 0.75f) <= 0.75f * 0.3f);
+        }
+        bench_free(&b);
+    }
+}
+
 static void fp8_bytes_are_exact(void **state)
 {
     for (size_t i = 0; i < 2; i++)
@@ -809,6 +938,10 @@ int main(void)
         cmocka_unit_test(fp8_errors_are_relative),
         cmocka_unit_test(special_values_of_the_others),
         cmocka_unit_test(fp8_bytes_are_exact),
+        cmocka_unit_test(turboquant_errs_as_published),
+        cmocka_unit_test(turboquant_scores_are_unbiased),
+        cmocka_unit_test(turboquant_refuses_with_the_fix),
+        cmocka_unit_test(turboquant_special_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

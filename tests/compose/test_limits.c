@@ -37,7 +37,11 @@ static const struct {
     {{2, 8, 2, 128}, "q4_1", true},
     {{2, 8, 2, 128}, "k=q4_0 v=iq4_nl", false},
     {{2, 8, 2, 128}, "kivi(residual=0)", false},
+    {{2, 8, 2, 128}, "k=turboquant(sketch=sign) v=turboquant", false},
     {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
+    {{30, 9, 3, 64}, "q4_0 korder=hf rope=pre", false},
+    {{30, 9, 3, 64}, "int4 rot=hadamard @0-1 rot=random @2-3 rot=random(seed=1)", true},
+    {{2, 8, 2, 96}, "int4 rot=hadamard rope=pre", false},
 };
 static const char *const rests[] = {"", "sink=4", "ktail=32 vtail=7", "sink=4 tail=20", "window=96", "sink=4 window=96 tail=8"};
 static const struct {
@@ -104,17 +108,17 @@ static void expected_csv(struct kvl_text *out)
 {
     assert_ok(kvl_text_printf(out,
                               "n_layer,n_head,n_kv_head,head_dim,kv,n_ctx,ubatch,protocol,exact,page_bytes,exact_bytes,table_bytes,"
-                              "scratch_bytes,bytes_per_token,resident_bytes\n"));
+                              "tables_bytes,scratch_bytes,bytes_per_token,resident_bytes\n"));
     for (size_t i = 0; i < N_ROWS; i++) {
         struct composition c;
         struct kvl_cache_plan p;
         composition_open(i, &c);
         make_plan(&c, &csv_limits, &p);
         assert_ok(kvl_text_printf(
-            out, "%u,%u,%u,%u,\"%s\",%u,%u,%s,%d,%llu,%llu,%llu,%llu,%llu,%llu\n", c.dims.n_layer, c.dims.n_head, c.dims.n_kv_head,
+            out, "%u,%u,%u,%u,\"%s\",%u,%u,%s,%d,%llu,%llu,%llu,%llu,%llu,%llu,%llu\n", c.dims.n_layer, c.dims.n_head, c.dims.n_kv_head,
             c.dims.head_dim, c.text, c.config.n_ctx, c.config.ubatch, kvl_protocol_name[c.config.protocol], c.config.exact,
             (unsigned long long)page_bytes(&p), (unsigned long long)p.exact_bytes, (unsigned long long)p.table_bytes,
-            (unsigned long long)p.scratch_bytes, (unsigned long long)p.bytes_per_token, (unsigned long long)p.resident_bytes));
+            (unsigned long long)(p.n_table_floats * sizeof(float)), (unsigned long long)p.scratch_bytes, (unsigned long long)p.bytes_per_token, (unsigned long long)p.resident_bytes));
         kvl_cache_plan_free(&p);
         kvl_spec_free(&c.spec);
     }

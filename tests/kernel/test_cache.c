@@ -15,8 +15,8 @@ struct setup {
     struct kvl_cache *cache;
     struct kvl_cache_plan plan; /* a second one, for the reference */
     struct kvl_buffer *stage, *rotary, *out;
-    float *q, *k, *v, *got, *want, *rows;
-    uint32_t n_tokens;
+    float *q, *k, *v, *got, *want, *rows, *angles;
+    uint32_t n_tokens, rope_dim;
 };
 
 static uint32_t row_floats(const struct setup *s) { return (s->dims.n_head + 2 * s->dims.n_kv_head) * s->dims.head_dim; }
@@ -30,6 +30,13 @@ static void fill(struct setup *s)
     assert_ok(kvl_alloc(&s->got, q_size, sizeof(float)));
     assert_ok(kvl_alloc(&s->want, q_size, sizeof(float)));
     assert_ok(kvl_alloc(&s->rows, (size_t)s->n_tokens * row_floats(s), sizeof(float)));
+    assert_ok(kvl_alloc(&s->angles, (size_t)s->n_tokens * s->rope_dim + 2, sizeof(float)));
+    for (size_t i = 0; i < (size_t)s->n_tokens * s->rope_dim / 2; i++) {
+        const size_t pair = i % (s->rope_dim / 2);
+        const double angle = (double)(i / (s->rope_dim / 2)) * pow(10000.0, -2.0 * (double)pair / s->rope_dim);
+        s->angles[2 * i] = (float)cos(angle);
+        s->angles[2 * i + 1] = (float)sin(angle);
+    }
     for (size_t i = 0; i < q_size; i++) s->q[i] = (float)kvl_rng_normal(1, i);
     for (size_t i = 0; i < kv_size; i++) {
         s->k[i] = (float)(2.0 * kvl_rng_normal(2, i) + (double)(i % 5));
@@ -48,7 +55,7 @@ static void open_setup(struct setup *s, const char *spec)
 {
     struct kvl_device *device = kvl_test_device;
     const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units};
+    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
     struct kvl_cache_plan plan;
     assert_ok(kvl_spec_parse(spec, &s->spec));
     s->config.spec = s->spec;
@@ -58,7 +65,9 @@ static void open_setup(struct setup *s, const char *spec)
     fill(s);
     const uint64_t u = kvl_cache_ubatch(&s->config);
     assert_ok(kvl_buffer_new(device, "stage", -1, KVL_MEM_SCRATCH, u * row_floats(s) * sizeof(float), true, &s->stage));
-    assert_ok(kvl_buffer_new(device, "rotary", -1, KVL_MEM_SCRATCH, 64, true, &s->rotary));
+    const uint64_t angle_bytes = ((uint64_t)s->n_tokens * s->rope_dim + 2) * sizeof(float);
+    assert_ok(kvl_buffer_new(device, "rotary", -1, KVL_MEM_SCRATCH, angle_bytes, true, &s->rotary));
+    assert_ok(kvl_buffer_write(s->rotary, 0, angle_bytes, s->angles));
     assert_ok(kvl_buffer_new(device, "out", -1, KVL_MEM_SCRATCH, u * s->dims.n_head * s->dims.head_dim * sizeof(float), true, &s->out));
 }
 
@@ -76,13 +85,14 @@ static void close_setup(struct setup *s)
     kvl_free(&s->got);
     kvl_free(&s->want);
     kvl_free(&s->rows);
+    kvl_free(&s->angles);
 }
 
 /* Appends the first n tokens to layer 0 without reading them: no attention kernel needs to be built. */
 static void store(struct setup *s, uint32_t n)
 {
     assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows));
-    assert_ok(kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, 0, NULL));
+    assert_ok(kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, s->rope_dim, NULL));
     kvl_cache_advance(s->cache, n);
 }
 
@@ -93,7 +103,7 @@ static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
     for (uint32_t p = from; p < to; p += u) {
         const uint32_t n = to - p < u ? to - p : u;
         assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows + (size_t)p * row_floats(s)));
-        if (kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, 0, s->out) != KVL_OK) fail_msg("%s", kvl_error_text());
+        if (kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, s->rope_dim, s->out) != KVL_OK) fail_msg("%s", kvl_error_text());
         kvl_cache_advance(s->cache, n);
         assert_ok(kvl_buffer_read(s->out, 0, n * out_row * sizeof(float), s->got + p * out_row));
     }
@@ -118,6 +128,7 @@ static const struct row {
     uint32_t n_tokens, ubatch;
     enum kvl_protocol protocol;
     bool exact;
+    uint32_t rope_dim;
 } rows[] = {
     {"f32", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true},
     {"f16", &dims_smol, 150, 7, KVL_P1_FAKE_QUANT, false},
@@ -148,6 +159,8 @@ static const struct row {
     {"kivi sink=4", &dims_one, 300, 33, KVL_P2_WRITE_THEN_READ, true},
     {"k=kivi(residual=32) v=int4 window=70", &dims_smol, 300, 13, KVL_P2_WRITE_THEN_READ, true},
     {"k=kivi(bits=3,group=48,residual=0) v=kivi(residual=0,channel)", &dims_smol, 200, 200, KVL_P1_FAKE_QUANT, true},
+    {"k=turboquant(bits=4,sketch=sign) v=turboquant", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"turboquant(bits=2)", &dims_odd, 90, 33, KVL_P2_WRITE_THEN_READ, true},
     {"k=int8 v=int4", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"k=f32 v=int4(group=16)", &dims_smol, 130, 1, KVL_P4_STREAMING, true},
     {"int4 sink=4", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true},
@@ -163,17 +176,31 @@ static const struct row {
     {"int8", &dims_forty, 70, 16, KVL_P1_FAKE_QUANT, true},
     {"f16", &dims_forty, 1100, 1, KVL_P4_STREAMING, false}, /* many query heads a kv head, split */
     {"f16 window=1", &dims_tiny, 100, 16, KVL_P1_FAKE_QUANT, true},
+    {"int8", &dims_smol, 90, 32, KVL_P1_FAKE_QUANT, true, 64},
+    {"f32 rope=pre", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"int4 rope=pre", &dims_smol, 150, 1, KVL_P4_STREAMING, true, 48},
+    {"int4 rope=pre sink=4 tail=20", &dims_tiny, 150, 32, KVL_P1_FAKE_QUANT, false, 16},
+    {"int8 rope=pre korder=hf sink=4 window=40", &dims_one, 150, 16, KVL_P2_WRITE_THEN_READ, true, 96},
+    {"int4 korder=hf", &dims_smol, 90, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"q4_0 korder=hf sink=4 tail=20", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, false, 64},
+    {"int4 rot=hadamard", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"int4 rot=hadamard", &dims_one, 130, 1, KVL_P4_STREAMING, true, 128},
+    {"int8 rot=hadamard sink=4 tail=20", &dims_odd, 130, 32, KVL_P1_FAKE_QUANT, true, 24}, /* 12 x 2 */
+    {"int8 rot=hadamard", &dims_forty, 70, 16, KVL_P2_WRITE_THEN_READ, true, 40},           /* 20 x 2 */
+    {"int4 rot=random(seed=3) tail=9", &dims_smol, 130, 33, KVL_P2_WRITE_THEN_READ, false, 64},
+    {"int4 rope=pre rot=hadamard korder=hf sink=3 tail=8", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true, 64},
+    {"int8 rope=pre rot=random", &dims_odd, 90, 1, KVL_P4_STREAMING, true, 16},
 };
 
 static void run_row(const struct row *row)
 {
-    struct setup s = {.dims = *row->dims, .n_tokens = row->n_tokens};
+    struct setup s = {.dims = *row->dims, .n_tokens = row->n_tokens, .rope_dim = row->rope_dim};
     s.config = (struct kvl_cache_config){.n_ctx = row->n_tokens, .ubatch = row->ubatch, .protocol = row->protocol, .exact = row->exact};
     open_setup(&s, row->spec);
     feed(&s, 0, s.n_tokens, kvl_cache_ubatch(&s.config));
-    assert_ok(kvl_reference_attend(&s.plan, 0, s.n_tokens, s.q, s.k, s.v, s.want));
+    assert_ok(kvl_reference_attend(&s.plan, 0, s.n_tokens, s.q, s.k, s.v, (struct kvl_rope){s.angles, s.rope_dim}, s.want));
     const double worst = worst_difference(&s);
-    print_message("    %-36s %s u=%-3u largest difference %.2e\n", row->spec, kvl_protocol_name[row->protocol], row->ubatch, worst);
+    print_message("    %-50s %s u=%-3u largest difference %.2e\n", row->spec, kvl_protocol_name[row->protocol], row->ubatch, worst);
     assert_true(worst < 2e-5);
 
     uint64_t bytes[KVL_MEM_CLASSES], total = 0;
@@ -247,7 +274,8 @@ static void sealed_stays_sealed(void **state)
 static void codes_equal_reference(void **state)
 {
     static const char *const specs[] = {"f16",       "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)", "int3",     "int3(group=8,sym)", "int2(group=32)",
-                                        "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)"};
+                                        "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)",
+                                        "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         struct setup s = {.dims = dims_smol, .n_tokens = 64};
         s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};

@@ -73,6 +73,10 @@ static void resolves(void **state)
     assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
     assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
     assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("quarot4 sink=4", "k=" INT4 " v=" INT4 " rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
+                                                                        " vtail=codec window=0 keep=none budget=none when=prefill pos=keep @1-1 rot=random(seed=9) @2-2 rot=none");
 }
 
 static void resolves_overrides(void **state)
@@ -124,7 +128,7 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
                    " vtail window keep budget when pos (did you mean sink?)");
     assert_refused("korder=ggfu",
-                   "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf (did you mean gguf?)");
+                   "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
@@ -178,11 +182,6 @@ static void refuses_bad_options(void **state)
 
 static void refuses_what_is_not_built(void **state)
 {
-    assert_refused("f16 rope=pre",
-                   "--kv: rope pre is not available in this build at character 10 of \"f16 rope=pre\": available: post");
-    assert_refused("rot=random(seed=3)",
-                   "--kv: rot random is not available in this build at character 5 of \"rot=random(seed=3)\": available: none");
-    assert_refused("korder=hf", "--kv: korder hf is not available in this build at character 8 of \"korder=hf\": available: gguf");
     assert_refused("latent(rank=4)",
                    "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
 }
@@ -222,6 +221,14 @@ static void checks_dims(void **state)
     assert_string_equal(kvl_error_text(), "int4(group=48): group must divide head_dim 64: use 16, 32 or 64");
     kvl_error_clear();
     assert_int_equal(kvl_spec_check_dims(spec, 1, 64), KVL_E_USAGE); /* layer 1 of one */
+    kvl_error_clear();
+    kvl_spec_free(&spec);
+    spec = parsed("int8 rot=hadamard");
+    assert_int_equal(kvl_spec_check_dims(spec, 1, 576), KVL_OK);
+    assert_int_equal(kvl_spec_check_dims(spec, 1, 88), KVL_OK);
+    assert_int_equal(kvl_spec_check_dims(spec, 1, 184), KVL_E_USAGE);
+    assert_string_equal(kvl_error_text(), "--kv: rot=hadamard: no Hadamard matrix for head_dim 184 (sizes are powers of two times 1, 12, 20, 28, 36"
+                                          " ...): use rot=random");
     kvl_error_clear();
     kvl_spec_free(&spec);
     spec = parsed("k=int4(group=1)");
@@ -272,7 +279,7 @@ static void random_words_never_crash(void **state)
 {
     static const char *const piece[] = {
         "k=", "v=",  "kv=",   "int8",  "int4",    "f16",           "(",     ")", ",", "group=", "32",        "sym", " ", " ", " ",
-        "@",  "0-3", "sink=", "tail=", "window=", "streaming-llm", "codec", "=", "-", "keep=", "chunk", "of=", "budget=", "uniform",  "rope=post", "\t"};
+        "@",  "0-3", "sink=", "tail=", "window=", "streaming-llm", "codec", "=", "-", "keep=", "chunk", "of=", "budget=", "uniform",  "rope=post", "\t", "rope=pre", "rot=random", "korder=hf"};
     for (uint64_t round = 0; round < 20000; round++) {
         char text[256] = "";
         for (uint64_t i = 0; i < 1 + kvl_rng_u64(round, 0) % 10; i++)

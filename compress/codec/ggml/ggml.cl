@@ -173,15 +173,7 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 #if KVL_OPT_NONLINEAR
 float16 KVL_FN(numbers)(uchar16 codes)
 {
-    const char16 table = (char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-#ifdef __clang__ /* one instruction where shuffle() may be a loop */
-#define PICK(i) table[codes.s##i]
-    return convert_float16((char16)(PICK(0), PICK(1), PICK(2), PICK(3), PICK(4), PICK(5), PICK(6), PICK(7), PICK(8), PICK(9), PICK(a),
-                                    PICK(b), PICK(c), PICK(d), PICK(e), PICK(f)));
-#undef PICK
-#else
-    return convert_float16(shuffle(table, codes));
-#endif
+    return convert_float16(kvl_pick16((char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), codes));
 }
 #elif KVL_OPT_BITS == 8
 float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(as_char16(codes)); }

@@ -129,16 +129,6 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 }
 
 #if KVL_VECTORS
-/* A vector of code j of WORD_BYTES vectors of bytes; j is known when the loop around it is unrolled. */
-#define BIT_OF(j) ((j)*KVL_OPT_BITS)
-#define LOW_BITS(bytes, j) ((bytes)[BIT_OF(j) / 8] >> (uchar)(BIT_OF(j) % 8))
-#if 8 % KVL_OPT_BITS == 0
-#define CODES(bytes, j) (LOW_BITS(bytes, j) & (uchar)CODE_MASK)
-#else
-#define HIGH_BITS(bytes, j) ((bytes)[BIT_OF(j) / 8 + 1] << (uchar)(8 - BIT_OF(j) % 8))
-#define IS_SPLIT(j) (BIT_OF(j) % 8 + KVL_OPT_BITS > 8)
-#define CODES(bytes, j) ((IS_SPLIT(j) ? LOW_BITS(bytes, j) | HIGH_BITS(bytes, j) : LOW_BITS(bytes, j)) & (uchar)CODE_MASK)
-#endif
 /* Tokens of a slice that have the same parameters by channel. */
 #if TOKENS == 1 || TOKENS % KVL_SLICE == 0
 #define RUN KVL_SLICE
@@ -203,7 +193,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                         bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
                     KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
                     {
-                        const float16 k = convert_float16(CODES(bytes, j));
+                        const float16 k = convert_float16(KVL_CODES(bytes, j, KVL_OPT_BITS));
                         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                             dot[w * KVL_NQ + r] = fma(FACTOR[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[w * KVL_NQ + r]);
                     }
@@ -314,7 +304,7 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
                             bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(g, k, b + LANES * w)));
                         KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
                         {
-                            const FLOATS v = TO_FLOATS(CODES(bytes, j0 + j));
+                            const FLOATS v = TO_FLOATS(KVL_CODES(bytes, j0 + j, KVL_OPT_BITS));
                             KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                             {
                                 FLOATS *s = sum + (w * AT_ONCE + j) * KVL_NQ + r;
@@ -368,11 +358,6 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #undef SUMS
 #undef CHANNEL
 #endif
-#undef BIT_OF
-#undef LOW_BITS
-#undef HIGH_BITS
-#undef IS_SPLIT
-#undef CODES
 #undef RUN
 #endif
 #undef GROUP
