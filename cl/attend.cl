@@ -185,11 +185,12 @@ kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
            ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_VIEW_PARAMS)
 {
-    const kvl_view view = KVL_VIEW_INIT;
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
     exact += exact_offset;
     const uint item = get_local_id(0), split = get_group_id(0) % n_splits, h = get_group_id(0) / n_splits % KVL_H;
+    KVL_HEAD_VIEW(h)
+    const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
     KVL_QS float q[KVL_NQ * KVL_D], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_D], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];

@@ -8,6 +8,10 @@
  *   KVL_K_*, KVL_V_*   page tokens, table and aux sizes of the two sides (contract.cl)
  *
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
+ * With KVL_RAGGED the heads of a layer may have lost different numbers of tokens. The tokens that a head has kept, and those that came later,
+ * are its sequence: everything below works on places in that sequence, and a token at position p stands at place p - lost. KVL_HEAD_VIEW
+ * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by.
+ *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
 
@@ -26,6 +30,25 @@ typedef struct {
         uint v_slots, uint n_splits, uint q_stride
 #define KVL_VIEW_INIT                                                                                                  \
     {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride}
+
+/* First token of a head's sequence of `end` that is not encoded. */
+uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
+
+/* Behind the page table of a layer stands, for each head, lost | limit << 32: tokens it has lost, and the length at which its sequence ends
+ * (while a prompt of longer and shorter heads is stored). p0, n, k_sealed and v_sealed are changed in place; view is made after it. */
+#if KVL_RAGGED
+#define KVL_HEAD_SHIFT(h) table[(ulong)KVL_H * (k_slots + v_slots) + (h)]
+#define KVL_HEAD_VIEW(h)                                                                                               \
+    {                                                                                                                  \
+        const uint lost = (uint)KVL_HEAD_SHIFT(h), limit = (uint)(KVL_HEAD_SHIFT(h) >> 32), end = min(p0 + n - lost, limit); \
+        p0 = min(p0 - lost, limit);                                                                                    \
+        n = end - p0;                                                                                                  \
+        k_sealed = kvl_sealed_end(end, sink, KVL_K_TAIL, KVL_K_UNIT);                                                  \
+        v_sealed = kvl_sealed_end(end, sink, KVL_V_TAIL, KVL_V_UNIT);                                                  \
+    }
+#else
+#define KVL_HEAD_VIEW(h)
+#endif
 
 #define KVL_QKV_Q(h) ((ulong)(h) * KVL_D)                              /* stage row: H * G query heads, H keys, H values */
 #define KVL_QKV_K(h) ((ulong)(KVL_H * KVL_G + (h)) * KVL_D)

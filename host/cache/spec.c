@@ -622,7 +622,8 @@ static kvl_status check_eviction(const struct kvl_layer_spec *entry)
     if (entry->n_keep == 0) return kvl_fail(KVL_E_USAGE, "--kv: budget=%s without a score: add keep=, or leave it out", budget->name);
     if (budget == NULL) return kvl_fail(KVL_E_USAGE, "--kv: keep=%s without a budget: add budget=uniform(kept=0.5) or another", score->name);
     if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and keep= both say which tokens stay: use one of them");
-    if (entry->rope != KVL_STORE_POST_ROPE) return kvl_fail(KVL_E_UNSUPPORTED, "--kv: keep= needs keys after RoPE: use rope=post");
+    if (entry->rope == KVL_STORE_PRE_ROPE && entry->pos == KVL_POS_KEEP)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: rope=pre turns kept keys by their places: add pos=compact, or use rope=post");
     return kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
 }
 

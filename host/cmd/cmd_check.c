@@ -51,7 +51,7 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
         results.rows = cJSON_AddArrayToObject(object, "checks");
     else
         printf("device  %s (%s, %s)\n", caps->name, caps->platform, caps->driver);
-    status = kvl_selfcheck(device, take, &results);
+    status = kvl_selfcheck(device, n_words, words, take, &results);
     if (status != KVL_OK && status != KVL_E_VERIFY) goto done;
     if (args->json) {
         KVL_TRY(results.status);
@@ -74,10 +74,12 @@ static const struct kvl_opt options[] = {
 const struct kvl_command kvl_cmd_check = {
     .name = "check",
     .summary = "compare a device with the C references: codecs, attention, weights",
-    .details = "Each line: verdict, largest difference found and allowed, what was compared. Exit code 3 if anything differs.\n"
+    .words = "[CODEC...]",
+    .details = "With names only these codecs are checked. Each line: verdict, largest difference found and allowed, what was compared. Exit code 3 if anything differs.\n"
                "Kernels are compiled once and then taken from $KVLAB_CACHE_DIR.\n"
                "\n"
-               "  kvlab check --device gpu",
+               "  kvlab check --device gpu\n"
+               "  kvlab check --plugin ./bf16.so bf16",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .args_size = sizeof(struct args),

@@ -204,18 +204,36 @@ done:
     return status;
 }
 
+static kvl_status check_codec(struct checker *c, const struct kvl_codec *codec)
+{
+    kvl_status status = KVL_OK;
+    for (uint32_t a = 0; a < codec->n_known_answers; a++) {
+        uint32_t same = 0;
+        while (!same_cache(&codec->known_answers[same], &codec->known_answers[a])) same++;
+        if (same == a) KVL_TRY(check_answers(c, codec, a));
+    }
+done:
+    return status;
+}
+
 static kvl_status check_codecs(struct checker *c)
 {
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < kvl_registry_count(); i++) {
         const struct kvl_plugin_head *head = kvl_registry_at(i);
-        if (head->kind != KVL_KIND_CODEC) continue;
-        const struct kvl_codec *codec = (const struct kvl_codec *)head;
-        for (uint32_t a = 0; a < codec->n_known_answers; a++) {
-            uint32_t same = 0;
-            while (!same_cache(&codec->known_answers[same], &codec->known_answers[a])) same++;
-            if (same == a) KVL_TRY(check_answers(c, codec, a));
-        }
+        if (head->kind == KVL_KIND_CODEC) KVL_TRY(check_codec(c, (const struct kvl_codec *)head));
+    }
+done:
+    return status;
+}
+
+static kvl_status check_named(struct checker *c, size_t n, char *const *names)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < n; i++) {
+        const struct kvl_plugin_head *head = kvl_registry_find(KVL_KIND_CODEC, names[i]);
+        if (head == NULL) return kvl_fail(KVL_E_USAGE, "there is no codec '%s': kvlab plugins lists them", names[i]);
+        KVL_TRY(check_codec(c, (const struct kvl_codec *)head));
     }
 done:
     return status;
@@ -389,14 +407,22 @@ done:
     return status;
 }
 
-kvl_status kvl_selfcheck(struct kvl_device *device, kvl_check_fn fn, void *context)
+static kvl_status check_all(struct checker *c)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(check_codecs(c));
+    KVL_TRY(check_compositions(c));
+    KVL_TRY(check_rope(c));
+    KVL_TRY(check_weights(c));
+done:
+    return status;
+}
+
+kvl_status kvl_selfcheck(struct kvl_device *device, size_t n_codecs, char *const *codecs, kvl_check_fn fn, void *context)
 {
     struct checker c = {.device = device, .fn = fn, .context = context};
     kvl_status status = KVL_OK;
-    KVL_TRY(check_codecs(&c));
-    KVL_TRY(check_compositions(&c));
-    KVL_TRY(check_rope(&c));
-    KVL_TRY(check_weights(&c));
+    KVL_TRY(n_codecs == 0 ? check_all(&c) : check_named(&c, n_codecs, codecs));
     if (c.n_failed > 0) status = kvl_fail(KVL_E_VERIFY, "%u of %u checks failed, the first: %s", c.n_failed, c.n, c.first_failed);
 done:
     return status;

@@ -13,7 +13,8 @@ struct kvl_check {
 };
 typedef void (*kvl_check_fn)(void *context, const struct kvl_check *check);
 
-/* Calls fn after each check and goes on after a failed one. KVL_E_VERIFY if any failed. Blocks. */
-kvl_status kvl_selfcheck(struct kvl_device *device, kvl_check_fn fn, void *context);
+/* Calls fn after each check and goes on after a failed one. KVL_E_VERIFY if any failed. With n_codecs > 0 only the codecs of these names are
+ * checked, KVL_E_USAGE if there is none of one. Blocks. */
+kvl_status kvl_selfcheck(struct kvl_device *device, size_t n_codecs, char *const *codecs, kvl_check_fn fn, void *context);
 
 #endif

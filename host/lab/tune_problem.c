@@ -308,6 +308,7 @@ static kvl_status attend_check(void *self, void *made, bool first, bool same_bit
             KVL_TRY(kvl_alloc(want, n, sizeof **want));
             KVL_TRY(kvl_reference_attend(&b->plan, 0, b->n_tokens, b->q, b->k, b->v, (struct kvl_rope){0}, *want));
         }
+        KVL_TRY(kvl_tune_poll());
         kvl_cache_reset(b->cache);
         KVL_TRY(kvl_probe_feed(b));
         const double difference = kvl_probe_difference(b->got, *want, n);
