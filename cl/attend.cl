@@ -88,18 +88,18 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
 
 /* Adds this item's share of a block's weighted values to acc [KVL_PARTS][KVL_NQ][KVL_D]. slot: of the block's first token in its page. */
-void kvl_add_values(const KVL_GLOBAL uchar *block, uint slot, const KVL_QS float *p, KVL_QS float *acc, uint item)
+void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint slot, const KVL_QS float *p, KVL_QS float *acc, uint item)
 {
 #if KVL_VECTORS && KVL_V_HAS_ACCUMULATE
     if (item == 0)
-        for (uint t0 = 0; t0 < KVL_B; t0 += KVL_SLICE) kvl_v_accumulate(block, 0, slot + t0, p + t0, acc);
+        for (uint t0 = 0; t0 < KVL_B; t0 += KVL_SLICE) kvl_v_accumulate(block, table, slot + t0, p + t0, acc);
 #else
     for (uint share = item; share < KVL_EIGHTS * KVL_PARTS; share += KVL_WG) {
         const uint c = share % KVL_EIGHTS * 8, part = share / KVL_EIGHTS;
         KVL_QS float *sum = acc + part * KVL_NQ * KVL_D + c;
         for (uint t = part; t < KVL_B; t += KVL_PARTS) {
             float v[8];
-            kvl_v_load8(block, 0, slot + t, c, v);
+            kvl_v_load8(block, table, slot + t, c, v);
             for (uint r = 0; r < KVL_NQ; r++)
                 for (uint i = 0; i < 8; i++) sum[r * KVL_D + i] = fma(p[r * KVL_B + t], v[i], sum[r * KVL_D + i]);
         }
@@ -236,7 +236,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, 0, index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
@@ -269,7 +269,9 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
                 for (uint t = max(base, exact_from[r]); t < base + KVL_B; t++) s[r * KVL_B + t - base] = 0.0f;
         }
         KVL_BARRIER;
-        if (v_encoded) kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), index % KVL_V_P, s, acc, item);
+        if (v_encoded)
+            kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), kvl_v_table(tables, h, view), index % KVL_V_P, s, acc,
+                           item);
         KVL_BARRIER;
     }
 #if KVL_PARTS > 1
