@@ -17,6 +17,7 @@
     X(plan) \
     X(plugins) \
     X(tokenize) \
+    X(calibrate) \
     X(generate) \
     X(eval_ppl) \
     X(eval_kld) \
