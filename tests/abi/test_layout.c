@@ -98,7 +98,6 @@ static const struct frozen layout[] = {
     AT(kvl_score_needs, queries, 8),
     AT(kvl_score_needs, first_query, 12),
     AT(kvl_score_needs, normals, 16),
-    SIZE(kvl_score_needs, 24),
 
     AT(kvl_score_input, struct_size, 0),
     AT(kvl_score_input, layer, 4),
@@ -122,12 +121,10 @@ static const struct frozen layout[] = {
     AT(kvl_score_input, w_o, 112),
     AT(kvl_score_input, normal, 120),
     AT(kvl_score_input, rope_freq, 128),
-    SIZE(kvl_score_input, 136),
 
     AT(kvl_score, needs, 96),
     AT(kvl_score, ref, 104),
     AT(kvl_score, wrap, 112),
-    SIZE(kvl_score, 120),
 
     AT(kvl_amount, kept, 0),
     AT(kvl_amount, removed, 8),
@@ -142,11 +139,9 @@ static const struct frozen layout[] = {
     AT(kvl_budget_input, n_kv_head, 16),
     AT(kvl_budget_input, target, 20),
     AT(kvl_budget_input, fraction, 24),
-    SIZE(kvl_budget_input, 32),
 
     AT(kvl_budget, layer_target, 96),
     AT(kvl_budget, split, 104),
-    SIZE(kvl_budget, 112),
 };
 
 static void layout_is_frozen(void **state)
