@@ -15,6 +15,7 @@ void kvl_cache_reset(struct kvl_cache *cache); /* no tokens; stored bytes stay u
 
 const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache);
 uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in */
+uint32_t kvl_cache_held(const struct kvl_cache *cache);     /* of them not evicted: on average over layers and heads, rounded down */
 
 /* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
  * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; made into records in place (cl/record.cl).

@@ -3,7 +3,6 @@
 #include "kernel/test_harness.h"
 #include "session_rig.h"
 #include "prompt.h"
-#include "reference.h"
 #include "rng.h"
 #include "select.h"
 
@@ -51,7 +50,13 @@ static void check_bytes(struct rig *r, uint32_t later)
     assert_int_equal(bytes.payload + bytes.scale + bytes.index + bytes.table + bytes.slack, bytes.resident);
     assert_int_equal(bytes.resident, kvl_cache_resident(kvl_session_cache(r->session)));
     assert_true(bytes.peak <= bytes.resident + plan->prompt_bytes); /* one layer in full precision and the compressed rest */
-    assert_true(bytes.resident <= plan->resident_bytes);
+}
+
+/* The plan's bound is for a prompt that takes all positions; this one nearly does. */
+static void check_bound(struct rig *r)
+{
+    const struct kvl_cache *cache = kvl_session_cache(r->session);
+    assert_true(kvl_cache_resident(cache) <= kvl_cache_plan(cache)->resident_bytes);
 }
 
 static void bytes_are_those_of_the_kept_tokens(void **state)
@@ -68,6 +73,7 @@ static void bytes_are_those_of_the_kept_tokens(void **state)
         start(&r, specs[i], false);
         assert_ok(kvl_session_forward(r.session, token, PROMPT, 1));
         check_bytes(&r, 0);
+        check_bound(&r);
         assert_ok(kvl_session_reset(r.session));
         run(&r, PROMPT, logits);
         check_bytes(&r, NEXT);
@@ -110,6 +116,24 @@ static float *exact_rows(struct rig *r, uint32_t l, enum kvl_side side)
     return rows;
 }
 
+/* x and decoded [n][H][D]: what the codec's C reference makes of rows, page by page. */
+static void encode_decode(const struct kvl_side_plan *side, uint32_t n, uint32_t heads, const float *x, float *decoded)
+{
+    const uint32_t d = side->dims.head_dim, page = side->dims.page_tokens;
+    uint8_t *block = malloc(side->page_bytes);
+    float *rows = calloc((size_t)page * d, sizeof *rows);
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t t0 = 0; t0 < n; t0 += page) {
+            const uint32_t count = n - t0 < page ? n - t0 : page;
+            for (uint32_t i = 0; i < count; i++) memcpy(rows + (size_t)i * d, x + ((size_t)(t0 + i) * heads + h) * d, d * sizeof *rows);
+            memset(block, 0, side->page_bytes);
+            assert_int_equal(side->codec->ref_encode(side->priv, &side->dims, NULL, 0, count, rows, block), 0);
+            assert_int_equal(side->codec->ref_decode(side->priv, &side->dims, NULL, 0, count, block, rows), 0);
+            for (uint32_t i = 0; i < count; i++) memcpy(decoded + ((size_t)(t0 + i) * heads + h) * d, rows + (size_t)i * d, d * sizeof *rows);
+        }
+    free(block), free(rows);
+}
+
 /* Kept tokens are encoded once, after selection: what is stored is the reference's encoding of the exact rows that stayed, in their order. */
 static void stored_rows_are_the_kept_ones(void **state)
 {
@@ -134,11 +158,11 @@ static void stored_rows_are_the_kept_ones(void **state)
                 for (uint32_t h = 0; h < heads; h++)
                     for (uint32_t i = 0; i < n; i++)
                         memcpy(chosen + ((size_t)i * heads + h) * d, exact + ((size_t)h * PROMPT + kept->token[kept->offset[h] + i]) * d, d * sizeof *chosen);
-                assert_ok(kvl_reference_decode(kvl_cache_plan(cache), l, s, n, chosen, wanted)); /* [n][H][D] */
+                encode_decode(&kvl_cache_plan(cache)->layer[l].side[s], n, heads, chosen, wanted); /* [n][H][D] */
                 assert_ok(kvl_cache_read_rows(cache, l, s, 0, n, got));                          /* [H][n][D] */
                 for (uint32_t h = 0; h < heads; h++)
                     for (uint32_t i = 0; i < n; i++)
-                        assert_memory_equal(got + ((size_t)h * n + i) * d, wanted + ((size_t)i * heads + h) * d, d * sizeof *got);
+                        for (uint32_t j = 0; j < d; j++) assert_true(got[((size_t)h * n + i) * d + j] == wanted[((size_t)i * heads + h) * d + j]);
                 free(exact), free(chosen), free(wanted), free(got);
             }
     }
