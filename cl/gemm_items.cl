@@ -16,9 +16,7 @@ kernel void kvl_gemm_items(const global ushort *restrict w, uint n_panels, uint 
     const uint item = get_local_id(0), r = item % 16, q = item / 16, tile = get_group_id(0), first = get_group_id(1) * KVL_TOKENS;
     const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
     const global ushort *panel = w + min(tile * 4 + q % 4, n_panels - 1) * panel_words + r;
-    float acc[16];
-#pragma unroll
-    for (uint i = 0; i < 16; i++) acc[i] = 0.0f;
+    float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* [token][panel] */
     for (uint b = 0; b < n_blocks; b++) {
         if (item < KVL_ROWS) {
             float o[32];
@@ -31,14 +29,12 @@ kernel void kvl_gemm_items(const global ushort *restrict w, uint n_panels, uint 
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint k = 0; k < 32; k++) {
-            float wk[4], xk[4];
-#pragma unroll
-            for (uint i = 0; i < 4; i++) {
-                wk[i] = weights[k * KVL_ROWS + r + 16 * i];
-                xk[i] = staged[k * KVL_PITCH + q + 16 * i];
-            }
-#pragma unroll
-            for (uint i = 0; i < 16; i++) acc[i] = fma(wk[i % 4], xk[i / 4], acc[i]);
+            const local float *wk = weights + k * KVL_ROWS + r, *xk = staged + k * KVL_PITCH + q;
+            const float4 rows = (float4)(wk[0], wk[16], wk[32], wk[48]);
+            acc[0] = fma(rows, (float4)xk[0], acc[0]);
+            acc[1] = fma(rows, (float4)xk[16], acc[1]);
+            acc[2] = fma(rows, (float4)xk[32], acc[2]);
+            acc[3] = fma(rows, (float4)xk[48], acc[3]);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
@@ -46,8 +42,8 @@ kernel void kvl_gemm_items(const global ushort *restrict w, uint n_panels, uint 
     for (uint i = 0; i < 4; i++) {
         const uint t = first + q + 16 * i;
         if (t >= T) continue;
-        kvl_store_pair(y + y_offset + t * y_stride, tile * 2, r, n_out, acc[4 * i], acc[4 * i + 1], epilogue);
+        kvl_store_pair(y + y_offset + t * y_stride, tile * 2, r, n_out, acc[i].s0, acc[i].s1, epilogue);
         if (tile * 4 + 2 < n_panels)
-            kvl_store_pair(y + y_offset + t * y_stride, tile * 2 + 1, r, n_out, acc[4 * i + 2], acc[4 * i + 3], epilogue);
+            kvl_store_pair(y + y_offset + t * y_stride, tile * 2 + 1, r, n_out, acc[i].s2, acc[i].s3, epilogue);
     }
 }

@@ -23,12 +23,34 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
     for (uint c = 0; c < KVL_D; c++) row[c] = x[c];
 }
 
+/* The kv head that a head of the stage belongs to. */
+uint kvl_kv_head(uint head) { return head < KVL_H * KVL_G ? head / KVL_G : (head - KVL_H * KVL_G) % KVL_H; }
+
+/* What RoPE's angle lags behind the position. */
+#if KVL_RAGGED && KVL_COMPACT
+#define KVL_ROPE_SHIFT(head) ((uint)KVL_HEAD_SHIFT(kvl_kv_head(head)))
+#else
+#define KVL_ROPE_SHIFT(head) 0u
+#endif
+
 /* One work-item a head and token. */
-kernel void kvl_rope(global float *stage, KVL_TURN_PARAMS, uint p0, uint q_stride, uint round_exact)
+kernel void kvl_rope(global float *stage, global const ulong *table, ulong table_offset, KVL_TURN_PARAMS, uint round_exact, KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
-    kvl_finish_row(stage, turn, p0 + get_global_id(1), get_global_id(1), get_global_id(0), q_stride, round_exact);
+    table += table_offset;
+    const uint head = get_global_id(0), token = get_global_id(1);
+    kvl_finish_row(stage, turn, p0 + token - KVL_ROPE_SHIFT(head), token, head, q_stride, round_exact);
 }
+
+#if KVL_RAGGED
+/* The same for the keys and values of a prompt's kept tokens, whose keys RoPE has turned already: at position 0 it leaves them as they are. One
+ * work-item a kv head's key or value and token. */
+kernel void kvl_finish_kept(global float *stage, KVL_TURN_PARAMS, uint q_stride, uint round_exact)
+{
+    const kvl_turn turn = KVL_TURN_INIT;
+    kvl_finish_row(stage, turn, 0, get_global_id(1), KVL_H * KVL_G + get_global_id(0), q_stride, round_exact);
+}
+#endif
 
 #if KVL_ROT_M != 0
 /* Undoes the values' rotation of attention's output rows [n][H * G][D]; one work-item a query head and token. */
@@ -44,33 +66,40 @@ kernel void kvl_unrotate_output(global float *out, KVL_TURN_PARAMS)
 #endif
 
 /* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */
-void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, kvl_rows rows, uint h, bool is_k, uint first, uint end, kvl_view view,
-                      global uint *status)
+void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, global const float *tables, kvl_rows rows, uint h, bool is_k, uint first, uint end,
+                      kvl_view view, global uint *status)
 {
     uint bad = 0;
     for (uint i = 0; i < end - first; i++)
         for (uint c = 0; c < KVL_D; c++) bad += !isfinite(kvl_row_at(rows, i, c));
     if (bad != 0) atomic_add(status, bad);
+    rows.status = status;
     const uint slot = first - view.sink;
     global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
-    if (is_k) kvl_k_encode(block, 0, slot % KVL_K_P, end - first, rows);
-    else kvl_v_encode(block, 0, slot % KVL_V_P, end - first, rows);
+    if (is_k) kvl_k_encode(block, kvl_k_table(tables, h, view), slot % KVL_K_P, end - first, rows);
+    else kvl_v_encode(block, kvl_v_table(tables, h, view), slot % KVL_V_P, end - first, rows);
 }
 
 /* Seals tokens [first, sealed) of both sides; one work-item a kv head, page and side. */
 kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-                     ulong exact_offset, uint k_first, uint v_first, global uint *status, KVL_VIEW_PARAMS)
+                     ulong exact_offset, uint k_first, uint v_first, global const float *tables, global uint *status, KVL_VIEW_PARAMS)
 {
-    const kvl_view view = KVL_VIEW_INIT;
+    table += table_offset;
     const uint h = get_global_id(0);
     const bool is_k = get_global_id(2) == 0;
+    KVL_HEAD_VIEW(h)
+#if KVL_RAGGED
+    k_first = kvl_sealed_end(p0, sink, KVL_K_TAIL, KVL_K_UNIT);
+    v_first = kvl_sealed_end(p0, sink, KVL_V_TAIL, KVL_V_UNIT);
+#endif
+    const kvl_view view = KVL_VIEW_INIT;
     const uint side_first = is_k ? k_first : v_first, side_end = is_k ? k_sealed : v_sealed, page_tokens = is_k ? KVL_K_P : KVL_V_P;
     if (side_first >= side_end) return;
     const uint page = (side_first - sink) / page_tokens + get_global_id(1);
     const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
     if (first >= end) return;
-    kvl_encode_range(KVL_SLAB_ARGS, table + table_offset, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end,
-                     view, status);
+    kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end, view,
+                     status);
 }
 
 /* Records and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page
@@ -78,25 +107,32 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
 kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, KVL_TURN_PARAMS, uint round_exact,
                        global uint *status, KVL_VIEW_PARAMS)
 {
-    const kvl_view view = KVL_VIEW_INIT;
     const kvl_turn turn = KVL_TURN_INIT;
-    const uint head = get_global_id(0);
+    table += table_offset;
+    const uint head = get_global_id(0), h = kvl_kv_head(head);
     const bool is_value = head >= KVL_H * (KVL_G + 1), is_query = head < KVL_H * KVL_G;
+    const uint position = p0 - KVL_ROPE_SHIFT(head);
+    KVL_HEAD_VIEW(h)
+    const kvl_view view = KVL_VIEW_INIT;
     const uint page_tokens = is_value ? KVL_V_P : KVL_K_P, page = (p0 - sink) / page_tokens + get_global_id(1);
     const uint first = max(p0, sink + page * page_tokens), end = min(p0 + n, sink + (page + 1) * page_tokens);
     if (first >= end) return;
-    for (uint t = first; t < end; t++) kvl_finish_row(stage, turn, t, t - p0, head, q_stride, round_exact);
+    for (uint t = first; t < end; t++) kvl_finish_row(stage, turn, position + t - p0, t - p0, head, q_stride, round_exact);
     if (is_query) return;
-    const uint h = (head - KVL_H * KVL_G) % KVL_H;
-    kvl_encode_range(KVL_SLAB_ARGS, table + table_offset, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
+    kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
                      status);
 }
 
 /* Copies the rows that stay in full precision (sinks, newest tail) from the stage; one work-item a kv head, token and side. */
-kernel void kvl_keep_exact(global const float *stage, global uchar *exact, ulong exact_offset, KVL_VIEW_PARAMS)
+kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global const float *stage, global uchar *exact, ulong exact_offset,
+                           KVL_VIEW_PARAMS)
 {
+    table += table_offset;
+    const uint h = get_global_id(0), is_k = get_global_id(2) == 0;
+    KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
-    const uint h = get_global_id(0), token = p0 + get_global_id(1), is_k = get_global_id(2) == 0;
+    const uint token = p0 + get_global_id(1);
+    if (token >= p0 + n) return; /* of a head whose sequence ends before */
     if (token >= sink && token + ring < p0 + n) return; /* not a sink and older than the newest `ring` */
     if (token >= sink && ring == 0) return;
     const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, token);
@@ -114,7 +150,7 @@ kernel void kvl_keep_exact(global const float *stage, global uchar *exact, ulong
 
 /* For checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a kv head and token. */
 kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, uint first, uint count, uint is_k,
-                            global float *out, KVL_VIEW_PARAMS)
+                            global const float *tables, global float *out, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
     table += table_offset;
@@ -123,8 +159,8 @@ kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong ta
     const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
     for (uint c = 0; c < KVL_D; c += 8) {
         float o[8];
-        if (is_k) kvl_k_load8(block, 0, slot % KVL_K_P, c, o);
-        else kvl_v_load8(block, 0, slot % KVL_V_P, c, o);
+        if (is_k) kvl_k_load8(block, kvl_k_table(tables, h, view), slot % KVL_K_P, c, o);
+        else kvl_v_load8(block, kvl_v_table(tables, h, view), slot % KVL_V_P, c, o);
         for (uint j = 0; j < 8; j++) row[c + j] = o[j];
     }
 }

@@ -1,5 +1,5 @@
-/* Invariants: every buffer is one the plan named; sealed[layer][side] falls only in reset and rewind; pages are written only by kvl_seal and
- * kvl_append, exact rows only by kvl_keep_exact. */
+/* Invariants: every buffer is one the plan named, or holds the pages of a layer of a cache that evicts; sealed[layer][side] falls only in reset
+ * and rewind; pages are written only by kvl_seal and kvl_append, exact rows only by kvl_keep_exact. */
 #include "cache.h"
 #include "compose.h"
 #include "mem.h"
@@ -9,16 +9,19 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *decode_rows; /* unrotate: NULL without a rotation */
+    struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *finish_kept, *decode_rows; /* unrotate: NULL without a rotation */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
 };
 
 struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
-    struct kvl_buffer *slab[KVL_MAX_SLABS], *table, *tables, *exact, *partial, *status;
+    struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
+    struct kvl_buffer *table, *tables, *exact, *partial, *status;
     struct layer_kernels *kernels;       /* [L] */
-    uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included */
+    uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
+    uint32_t *lost;                      /* [L][H] tokens evicted */
+    uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, prefill_tile;
     struct kvl_cache_reads reads;
 };
@@ -37,6 +40,7 @@ static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
     if (layer->rot_m != 0) KVL_TRY(kvl_kernel_get(store, "kvl_unrotate_output", &k->unrotate));
+    if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
 done:
     return status;
@@ -56,7 +60,17 @@ done:
     return status;
 }
 
-/* Each distinct rotation's matrices to where the plan has them. */
+static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
+{
+    if (side->shape.table_floats == 0) return KVL_OK;
+    if (side->table == NULL)
+        return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
+                                     "then add table=table.h5 to the spec", side->codec->head.name);
+    memcpy(floats + side->table_offset, side->table, (size_t)n_kv_head * side->shape.table_floats * sizeof *floats);
+    return KVL_OK;
+}
+
+/* Each rotation's matrices and each stream's calibration to where the plan has them. */
 static kvl_status write_tables(struct kvl_cache *cache)
 {
     kvl_status status = KVL_OK;
@@ -67,6 +81,7 @@ static kvl_status write_tables(struct kvl_cache *cache)
         const struct kvl_layer_plan *layer = &plan->layer[l];
         if (layer->rot_m != 0)
             KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, plan->dims.head_dim, layer->rot_m, floats + layer->rotation_offset));
+        for (int s = 0; s < KVL_SIDES; s++) KVL_TRY(copy_table(&layer->side[s], plan->dims.n_kv_head, floats));
     }
     KVL_TRY(kvl_buffer_new(cache->device, "tables", -1, KVL_MEM_TABLE, plan->n_table_floats * sizeof *floats, false, &cache->tables));
     KVL_TRY(kvl_buffer_write(cache->tables, 0, plan->n_table_floats * sizeof *floats, floats));
@@ -75,12 +90,15 @@ done:
     return status;
 }
 
+static uint32_t slab_count(const struct kvl_cache *cache) { return cache->plan.evicts ? cache->plan.dims.n_layer : cache->plan.n_slabs; }
+
 static kvl_status allocate(struct kvl_cache *cache)
 {
     kvl_status status = KVL_OK;
     struct kvl_cache_plan *plan = &cache->plan;
     struct kvl_device *device = cache->device;
-    for (uint32_t i = 0; i < plan->n_slabs; i++)
+    KVL_TRY(kvl_alloc(&cache->slab, slab_count(cache), sizeof *cache->slab));
+    for (uint32_t i = 0; i < plan->n_slabs && !plan->evicts; i++)
         KVL_TRY(kvl_buffer_new(device, "kv pages", -1, KVL_MEM_SLACK, plan->slab_bytes[i], true, &cache->slab[i]));
     KVL_TRY(kvl_buffer_new(device, "page table", -1, KVL_MEM_INDEX, plan->table_bytes, false, &cache->table));
     KVL_TRY(kvl_buffer_write(cache->table, 0, plan->table_bytes, plan->page_address));
@@ -104,6 +122,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
+    KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
     KVL_TRY(allocate(cache));
     kvl_cache_reset(cache);
     *out = cache;
@@ -117,7 +136,8 @@ void kvl_cache_free(struct kvl_cache **cache)
 {
     struct kvl_cache *c = *cache;
     if (c == NULL) return;
-    for (uint32_t i = 0; i < KVL_MAX_SLABS; i++) kvl_buffer_free(&c->slab[i]);
+    for (uint32_t i = 0; c->slab != NULL && i < slab_count(c); i++) kvl_buffer_free(&c->slab[i]);
+    kvl_free(&c->slab);
     kvl_buffer_free(&c->table);
     kvl_buffer_free(&c->tables);
     kvl_buffer_free(&c->exact);
@@ -126,6 +146,7 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
+    kvl_free(&c->lost);
     kvl_free(cache);
 }
 
@@ -133,6 +154,9 @@ void kvl_cache_reset(struct kvl_cache *cache)
 {
     cache->position = 0;
     cache->reads = (struct kvl_cache_reads){0};
+    cache->peak_bytes = 0;
+    memset(cache->lost, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost);
+    for (uint32_t i = 0; cache->plan.evicts && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) cache->sealed[l][s] = cache->plan.layer[l].sink;
 }
@@ -149,7 +173,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 13, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 15, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -158,9 +182,16 @@ struct call {
 
 static void push(struct call *call, struct kvl_arg arg) { call->arg[call->n++] = arg; }
 
-static void push_slabs(struct call *call, const struct kvl_cache *cache)
+static void push_slabs(struct call *call, const struct kvl_cache *cache, uint32_t l)
 {
-    for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(cache->slab[i]));
+    struct kvl_buffer **slab = cache->plan.evicts ? &cache->slab[l] : cache->slab;
+    for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(slab[i]));
+}
+
+static void push_table(struct call *call, const struct kvl_cache *cache, uint32_t l)
+{
+    push(call, KVL_BUF(cache->table));
+    push(call, KVL_U64(cache->plan.layer[l].table_offset));
 }
 
 /* KVL_VIEW_PARAMS of cl/cache_view.cl. */
@@ -172,6 +203,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const uint32_t view[VIEW_ARGS] = {
         cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
         lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
+        (uint32_t)k->table_offset, (uint32_t)v->table_offset,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -199,10 +231,10 @@ static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
 {
     struct call call = {0};
     push(&call, KVL_BUF(stage));
+    push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(cache->position));
-    push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
     push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
+    push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * stage_heads(cache) * cache->plan.dims.head_dim};
     return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, work, &call);
 }
@@ -214,24 +246,53 @@ static uint32_t pages_touched(const struct kvl_layer_plan *layer, int s, uint32_
     return end <= first ? 0 : (end - 1 - layer->sink) / page_tokens - (first - layer->sink) / page_tokens + 1;
 }
 
+/* The same at most, for n new tokens wherever a head's sequence stands: with what a unit had left open. */
+static uint32_t ragged_pages(const struct kvl_side_plan *side, uint32_t n)
+{
+    return (n + side->shape.unit - 2) / side->dims.page_tokens + 2;
+}
+
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Tokens of a head's sequence when `position` tokens have been taken in, and how many of them are encoded. */
+static uint32_t place_of(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position)
+{
+    return position - cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h];
+}
+
+static uint32_t sealed_of(const struct kvl_cache *cache, uint32_t l, int s, uint32_t h)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    return cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], place_of(cache, l, h, cache->position)) : cache->sealed[l][s];
+}
+
+/* Of a cache that evicts: whether every head's next n tokens are sealed at once, and nothing else is. */
+static bool appends_whole(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    bool whole = true;
+    for (int s = 0; s < KVL_SIDES; s++) whole = whole && layer->side[s].tail == 0 && layer->side[s].shape.unit == 1;
+    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) whole = whole && place_of(cache, l, h, cache->position) >= layer->sink;
+    return whole;
+}
 
 static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const uint32_t first[KVL_SIDES], struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     uint32_t pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++) pages = max_u32(pages, pages_touched(layer, s, first[s], cache->sealed[l][s]));
+    for (int s = 0; s < KVL_SIDES; s++)
+        pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first[s], cache->sealed[l][s]));
     if (pages == 0) return KVL_OK;
     struct call call = {0};
-    push_slabs(&call, cache);
-    push(&call, KVL_BUF(cache->table));
-    push(&call, KVL_U64(layer->table_offset));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push(&call, KVL_U32(first[KVL_SIDE_K]));
     push(&call, KVL_U32(first[KVL_SIDE_V]));
+    push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
@@ -243,11 +304,12 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = cache->position, end = first + n;
-    const uint32_t pages = max_u32(pages_touched(layer, KVL_SIDE_K, first, end), pages_touched(layer, KVL_SIDE_V, first, end));
+    uint32_t pages = 0;
+    for (int s = 0; s < KVL_SIDES; s++)
+        pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first, end));
     struct call call = {0};
-    push_slabs(&call, cache);
-    push(&call, KVL_BUF(cache->table));
-    push(&call, KVL_U64(layer->table_offset));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(keeps_exact(layer)));
@@ -268,6 +330,7 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
+    if (cache->plan.evicts) whole = appends_whole(cache, l);
     if (whole) return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, first, stage));
@@ -275,31 +338,59 @@ done:
     return status;
 }
 
-/* What the attention of one layer's next n tokens reads, summed over the queries: the tokens each sees, and the bytes of their rows, encoded or
- * in full precision, of all heads. */
-static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_t l, uint32_t n)
+/* What the attention of one layer's next n tokens reads of one head, summed over the queries: the tokens each sees, and the bytes of their rows,
+ * encoded or in full precision. */
+static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t n)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t first = place_of(cache, l, h, cache->position);
     struct kvl_cache_reads reads = {0};
-    for (uint32_t p = cache->position; p < cache->position + n; p++) {
+    uint32_t sealed[KVL_SIDES];
+    for (int s = 0; s < KVL_SIDES; s++)
+        sealed[s] = cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], first + n) : cache->sealed[l][s];
+    for (uint32_t p = first; p < first + n; p++) {
         const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
         const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
         reads.tokens += seen;
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, cache->sealed[l][s]) : 0;
+            const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, sealed[s]) : 0;
             const uint64_t coded = coded_end > start ? coded_end - start : 0;
-            reads.bytes += (coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes) * cache->plan.dims.n_kv_head;
+            reads.bytes += coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes;
         }
     }
     return reads;
+}
+
+/* The same of a layer: tokens on average over its heads, bytes of all of them. */
+static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_t l, uint32_t n)
+{
+    const uint32_t heads = cache->plan.dims.n_kv_head;
+    struct kvl_cache_reads reads = head_reads(cache, l, 0, n);
+    if (!cache->plan.evicts) return (struct kvl_cache_reads){reads.tokens, reads.bytes * heads};
+    for (uint32_t h = 1; h < heads; h++) {
+        const struct kvl_cache_reads one = head_reads(cache, l, h, n);
+        reads.tokens += one.tokens;
+        reads.bytes += one.bytes;
+    }
+    reads.tokens /= heads;
+    return reads;
+}
+
+/* Tokens of the longest sequence among a layer's heads. */
+static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    uint32_t tokens = 0;
+    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+        tokens = max_u32(tokens, place_of(cache, (uint32_t)(layer - cache->plan.layer), h, cache->position));
+    return tokens;
 }
 
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
     const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
-    uint32_t tokens = cache->position + n;
+    uint32_t tokens = longest(cache, layer) + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
     if (cache->plan.config.exact || groups >= wanted || most < 2) return 1;
@@ -319,9 +410,8 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
-    push_slabs(&call, cache);
-    push(&call, KVL_BUF(cache->table));
-    push(&call, KVL_U64(layer->table_offset));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
@@ -358,8 +448,11 @@ static kvl_status unrotate(struct kvl_cache *cache, uint32_t l, uint32_t n, stru
 static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    if (layer->ring == 0 && cache->position >= layer->sink) return KVL_OK;
+    bool past_sinks = true;
+    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
+    if (layer->ring == 0 && past_sinks) return KVL_OK;
     struct call call = {0};
+    push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
@@ -388,6 +481,8 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
+    if (cache->plan.evicts && cache->slab[layer] == NULL)
+        return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
@@ -414,6 +509,7 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
 {
     assert(position <= cache->position);
+    if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
         if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
@@ -423,6 +519,106 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
             if (cache->sealed[l][s] > position) cache->sealed[l][s] = max_u32(position, cache->plan.layer[l].sink);
     cache->position = position;
     return KVL_OK;
+}
+
+kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kernel *kernel, const struct kvl_arg *own, size_t n_own, size_t x,
+                            size_t y)
+{
+    struct call call = {0};
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
+    for (size_t i = 0; i < n_own; i++) push(&call, own[i]);
+    push_view(&call, cache, l, 1, 1);
+    return launch(cache, kernel, x, y, 1, 1, (struct kvl_work){0}, &call);
+}
+
+/* ---- a prompt that was compressed ---- */
+
+/* Pages for the tokens that heads keep and those that may follow, one after the other in a buffer of their own. */
+static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_t *count, uint32_t room)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = &cache->plan;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    uint64_t *entry = plan->page_address + layer->table_offset, bytes = 0;
+    for (int s = 0; s < KVL_SIDES; s++)
+        for (uint32_t h = 0; h < plan->dims.n_kv_head; h++, entry += layer->side[s].slots) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
+            const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
+            bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
+            for (uint32_t i = 0; i < side->slots; i++) {
+                entry[i] = i < pages ? bytes : 0;
+                bytes += i < pages ? side->page_bytes : 0;
+            }
+        }
+    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) entry[h] = (uint64_t)count[h] << 32;
+    if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
+    kvl_buffer_free(&cache->slab[l]);
+    KVL_TRY(kvl_buffer_new(cache->device, "kv pages", (int)l, KVL_MEM_SLACK, bytes, true, &cache->slab[l]));
+done:
+    return status;
+}
+
+static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_cache_plan *plan = &cache->plan;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
+    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t), plan->dims.n_kv_head * (slots + 1) * sizeof(uint64_t),
+                            plan->page_address + layer->table_offset);
+}
+
+kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
+{
+    kvl_status status = KVL_OK;
+    assert(cache->plan.evicts && n_token <= cache->plan.config.n_ctx);
+    cache->position = 0;
+    memset(cache->lost + (size_t)l * cache->plan.dims.n_kv_head, 0, cache->plan.dims.n_kv_head * sizeof *cache->lost);
+    KVL_TRY(need_store(cache, l));
+    KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    KVL_TRY(write_table(cache, l));
+done:
+    return status;
+}
+
+/* Rows of the stage become records. */
+static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct call call = {0};
+    if (layer->rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
+    push(&call, KVL_BUF(stage));
+    push_turn(&call, cache, l, rotary, rope_dim);
+    push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
+    push(&call, KVL_U32(keeps_exact(layer)));
+    return launch(cache, cache->kernels[l].finish_kept, 2 * cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call);
+}
+
+kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                               uint32_t rope_dim)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t none[KVL_SIDES] = {0};
+    KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
+    KVL_TRY(seal(cache, l, n, none, stage));
+    KVL_TRY(keep_exact(cache, l, n, stage));
+    cache->position += n;
+done:
+    return status;
+}
+
+kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = cache->plan.dims.n_kv_head;
+    const uint64_t slots = (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
+    for (uint32_t h = 0; h < heads; h++) {
+        cache->lost[(size_t)l * heads + h] = n_token - count[h];
+        cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
+    }
+    cache->position = n_token;
+    return write_table(cache, l);
 }
 
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
@@ -435,12 +631,14 @@ static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
     const uint32_t n_kv_head = cache->plan.dims.n_kv_head;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) {
-            struct kvl_codec_bytes used;
             const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-            KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], cache->sealed[l][s] - layer->sink), &used));
-            bytes[KVL_MEM_PAYLOAD] += used.payload * n_kv_head;
-            bytes[KVL_MEM_SCALE] += used.scale * n_kv_head;
-            bytes[KVL_MEM_INDEX] += used.index * n_kv_head;
+            for (uint32_t h = 0; h < n_kv_head; h++) {
+                struct kvl_codec_bytes used;
+                KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed_of(cache, l, s, h) - layer->sink), &used));
+                bytes[KVL_MEM_PAYLOAD] += used.payload;
+                bytes[KVL_MEM_SCALE] += used.scale;
+                bytes[KVL_MEM_INDEX] += used.index;
+            }
         }
 done:
     return status;
@@ -452,8 +650,9 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
         for (int s = 0; s < KVL_SIDES; s++)
-            used += cache->plan.dims.n_kv_head * layer->exact_row_bytes *
-                    kvl_exact_rows_held(&cache->plan, layer, s, cache->sealed[l][s], cache->position);
+            for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+                used += layer->exact_row_bytes *
+                        kvl_exact_rows_held(&cache->plan, layer, s, sealed_of(cache, l, s, h), place_of(cache, l, h, cache->position));
     }
     return used;
 }
@@ -464,8 +663,9 @@ static kvl_status split_slabs(struct kvl_cache *cache, const uint64_t used[KVL_M
     kvl_status status = KVL_OK;
     uint64_t left[KVL_MEM_CLASSES];
     memcpy(left, used, sizeof left);
-    for (uint32_t i = 0; i < cache->plan.n_slabs; i++) {
-        uint64_t part[KVL_MEM_CLASSES] = {0}, room = cache->plan.slab_bytes[i];
+    for (uint32_t i = 0; i < slab_count(cache); i++) {
+        if (cache->slab[i] == NULL) continue;
+        uint64_t part[KVL_MEM_CLASSES] = {0}, room = kvl_buffer_bytes(cache->slab[i]);
         for (int c = 0; c < KVL_MEM_CLASSES; c++) {
             part[c] = left[c] < room ? left[c] : room;
             left[c] -= part[c];
@@ -476,6 +676,25 @@ static kvl_status split_slabs(struct kvl_cache *cache, const uint64_t used[KVL_M
     }
 done:
     return status;
+}
+
+uint64_t kvl_cache_resident(const struct kvl_cache *cache)
+{
+    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.n_table_floats * sizeof(float);
+    for (uint32_t i = 0; i < slab_count(cache); i++) bytes += cache->slab[i] != NULL ? kvl_buffer_bytes(cache->slab[i]) : 0;
+    return bytes;
+}
+
+void kvl_cache_note_peak(struct kvl_cache *cache, uint64_t others_bytes)
+{
+    const uint64_t now = kvl_cache_resident(cache) + others_bytes;
+    if (now > cache->peak_bytes) cache->peak_bytes = now;
+}
+
+uint64_t kvl_cache_peak(const struct kvl_cache *cache)
+{
+    const uint64_t now = kvl_cache_resident(cache);
+    return now > cache->peak_bytes ? now : cache->peak_bytes;
 }
 
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES])
@@ -494,14 +713,14 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
     }
     bytes[KVL_MEM_INDEX] += plan->table_bytes;
     bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
-    bytes[KVL_MEM_SLACK] = plan->resident_bytes;
+    bytes[KVL_MEM_SLACK] = kvl_cache_resident(cache);
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
     bytes[KVL_MEM_SCRATCH] = plan->scratch_bytes;
 done:
     return status;
 }
 
-kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count) { return kvl_buffer_read(cache->status, 0, sizeof *count, count); }
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
 
 /* ---- for checks ---- */
 
@@ -511,17 +730,18 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     struct kvl_buffer *out = NULL;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
     const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
-    if (first < cache->plan.layer[l].sink || first + count > cache->sealed[l][side])
-        return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u are)", first, first + count, cache->sealed[l][side]);
+    for (uint32_t h = 0; h < dims->n_kv_head; h++)
+        if (first < cache->plan.layer[l].sink || first + count > sealed_of(cache, l, side, h))
+            return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u of head %u are)", first, first + count, sealed_of(cache, l, side, h), h);
     KVL_TRY(need_store(cache, l));
     KVL_TRY(kvl_buffer_new(cache->device, "decoded rows", -1, KVL_MEM_SCRATCH, bytes, false, &out));
     struct call call = {0};
-    push_slabs(&call, cache);
-    push(&call, KVL_BUF(cache->table));
-    push(&call, KVL_U64(cache->plan.layer[l].table_offset));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
     push(&call, KVL_U32(first));
     push(&call, KVL_U32(count));
     push(&call, KVL_U32(side == KVL_SIDE_K));
+    push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(out));
     push_view(&call, cache, l, 1, 1);
     KVL_TRY(launch(cache, cache->kernels[l].decode_rows, dims->n_kv_head, count, 1, 1, (struct kvl_work){0}, &call));
@@ -538,5 +758,5 @@ kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     if (page >= slots || head >= cache->plan.dims.n_kv_head) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
     const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)cache->plan.dims.n_kv_head * k_slots;
     const uint64_t address = cache->plan.page_address[layer->table_offset + before + (uint64_t)head * slots + page];
-    return kvl_buffer_read(cache->slab[address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
+    return kvl_buffer_read(cache->slab[cache->plan.evicts ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
 }

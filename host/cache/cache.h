@@ -24,6 +24,17 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
 /* After the step of the last layer: the n tokens are now part of the cache. */
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n);
 
+/* ---- a prompt that was compressed, layer by layer: caches whose plan evicts (prompt.h drives this) ---- */
+
+/* Layer l is to hold count[h] <= n_token tokens of head h [H]: it gets pages for them and for what may follow. */
+kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count);
+/* The next n places of every head, from the stage's rows, whose keys RoPE has turned if they are stored so; heads that are shorter take less. n
+ * is at most the ubatch. Enqueues only. */
+kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                               uint32_t rope_dim);
+/* The layer is full: the cache stands behind a prompt of n_token tokens, of which head h has lost n_token - count[h]. */
+kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count);
+
 /* Forgets the tokens from `position` on. KVL_SKIP where that cannot be: a window has overwritten older tokens, or exact rows. */
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);
 
@@ -37,10 +48,26 @@ void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);
 
-/* Blocks: non-finite keys or values seen by the encoders since new. */
-kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count);
+/* What the encoders saw since new. */
+struct kvl_cache_counts {
+    uint32_t nonfinite; /* keys or values that were not finite */
+    uint32_t overflow;  /* outliers that found a codec's fixed room taken and were stored as any other element */
+};
+/* Blocks. */
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);
 
-/* Blocks: the decoded records of tokens [first, first + count) of a side, [H][count][D]. They must be sealed. */
+/* Launches a kernel that was composed for layer l over (x, y) work-items: its arguments are the slabs, the page table and its offset, `own`, the
+ * view (KVL_VIEW_PARAMS). Enqueues only. */
+kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kernel *kernel, const struct kvl_arg *own, size_t n_own, size_t x,
+                            size_t y);
+
+/* Bytes of all buffers but scratch: now, and at most since new or reset; others_bytes: of a prompt's rows that are there as well now. */
+uint64_t kvl_cache_resident(const struct kvl_cache *cache);
+void kvl_cache_note_peak(struct kvl_cache *cache, uint64_t others_bytes);
+uint64_t kvl_cache_peak(const struct kvl_cache *cache);
+
+/* Blocks: the decoded records of tokens [first, first + count) of a side (of heads that have lost tokens: places), [H][count][D]. They must be
+ * sealed. */
 kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t first, uint32_t count, float *rows);
 /* Blocks: the stored bytes of page `page` of a stream's side, [page_bytes]. */
 kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t head, uint32_t page, uint8_t *bytes);

@@ -1,6 +1,7 @@
 #include "plan.h"
 #include "mem.h"
 #include "rotation.h"
+#include "select.h"
 #include <string.h>
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
@@ -45,10 +46,21 @@ uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_si
     return open > side->tail ? sealed + (open - side->tail) / side->shape.unit * side->shape.unit : sealed;
 }
 
+uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end)
+{
+    if (end < layer->sink + side->tail) return layer->sink;
+    return layer->sink + (end - layer->sink - side->tail) / side->shape.unit * side->shape.unit;
+}
+
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body)
 {
     const uint64_t room = (uint64_t)side->slots * side->dims.page_tokens;
     return body < room ? body : room;
+}
+
+const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
+{
+    return side->table == NULL ? NULL : side->table + (size_t)h * side->shape.table_floats;
 }
 
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
@@ -92,8 +104,6 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
 {
     side->codec = (const struct kvl_codec *)instance->plugin;
     if (head_dim % 8 != 0) return kvl_fail(KVL_E_UNSUPPORTED, "head_dim %u: kernels read 8 channels at a time, so it must be a multiple of 8", head_dim);
-    if (side->codec->flags & KVL_CODEC_NEEDS_TABLE)
-        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s needs a calibration table, which this build cannot give it", side->codec->head.name);
     side->priv = instance->priv;
     side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = head_dim};
     for (int pass = 0; pass < 2; pass++) { /* the first asks for the multiple, the second for the size */
@@ -107,6 +117,19 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
     return KVL_OK;
 }
 
+/* Finds the streams of layer l in the spec's table. */
+static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl_layer_spec *spec, uint32_t l, int s, struct kvl_side_plan *side)
+{
+    const struct kvl_table *table = &spec->table;
+    if (side->shape.table_floats == 0 || table->values[s] == NULL) return KVL_OK;
+    if (table->n_layer != dims->n_layer || table->n_kv_head != dims->n_kv_head || table->n[s] != side->shape.table_floats)
+        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers of %u heads with %u numbers each; codec %s wants %u, %u and %u here: calibrate with this model",
+                        spec->table_path, table->n_layer, table->n_kv_head, table->n[s], side->codec->head.name, dims->n_layer, dims->n_kv_head,
+                        side->shape.table_floats);
+    side->table = table->values[s] + (size_t)l * dims->n_kv_head * table->n[s];
+    return KVL_OK;
+}
+
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
     const struct kvl_cache_config *config = &plan->config;
@@ -114,6 +137,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     kvl_status status = KVL_OK;
     layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
     layer->window = spec->window;
+    layer->pos = spec->pos;
     layer->rope = spec->rope;
     layer->korder = spec->korder;
     layer->rot = spec->rot;
@@ -123,6 +147,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
         KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
+        KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, side));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
         if (side->tail < side->shape.tail_min)
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
@@ -175,8 +200,11 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->table_offset = plan->n_entries;
         for (int s = 0; s < KVL_SIDES; s++) plan->n_entries += (uint64_t)layer->side[s].slots * plan->dims.n_kv_head;
+        if (plan->evicts) plan->n_entries += plan->dims.n_kv_head;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
+    plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
+    if (plan->evicts) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
             for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
@@ -184,7 +212,7 @@ done:
     return status;
 }
 
-/* Rotations, each once. */
+/* Rotations, each once, and calibration tables. */
 static void place_tables(struct kvl_cache_plan *plan)
 {
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
@@ -193,6 +221,10 @@ static void place_tables(struct kvl_cache_plan *plan)
         while (plan->layer[same].rot != layer->rot || plan->layer[same].rot_seed != layer->rot_seed) same++;
         layer->rotation_offset = same < l ? plan->layer[same].rotation_offset : plan->n_table_floats;
         if (same == l) plan->n_table_floats += 2ull * layer->rot_m * layer->rot_m;
+        for (int s = 0; s < KVL_SIDES; s++) {
+            layer->side[s].table_offset = plan->n_table_floats;
+            plan->n_table_floats += (uint64_t)layer->side[s].shape.table_floats * plan->dims.n_kv_head;
+        }
     }
 }
 
@@ -214,6 +246,27 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
 
+/* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
+static kvl_status bound_pages(struct kvl_cache_plan *plan)
+{
+    const struct kvl_cache_dims *dims = &plan->dims;
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
+        const kvl_status status =
+            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
+        if (status != KVL_OK) return status;
+        for (int s = 0; s < KVL_SIDES; s++) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+        }
+    }
+    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
+    return KVL_OK;
+}
+
 static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
 {
     if (plan->exact_bytes <= plan->limits.max_alloc_bytes) return KVL_OK;
@@ -229,14 +282,19 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
-    if (config->protocol == KVL_P3_PREFILL_EXACT)
-        return kvl_fail(KVL_E_UNSUPPORTED, "protocol p3 scores a continuation of a compressed prompt; use p1, p2 or p4 here");
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec);
+    if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
+        return kvl_fail(KVL_E_USAGE, "keep= evicts at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+    if (out->evicts && kvl_spec_windowed(config->spec))
+        return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
+                                           "use keep=streaming with a budget, or another protocol");
     KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
     KVL_TRY(place_all(out));
     place_tables(out);
     sum_bytes(out);
+    if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));
 done:
     if (status != KVL_OK) kvl_cache_plan_free(out);

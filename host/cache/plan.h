@@ -42,6 +42,8 @@ struct kvl_side_plan {
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
+    uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
+    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded or there are none */
 };
 
 struct kvl_layer_plan {
@@ -55,7 +57,9 @@ struct kvl_layer_plan {
     uint64_t rotation_offset;        /* of its matrices in the tables, floats; layers with the same rotation share them */
     uint64_t exact_row_bytes;        /* one exact row of one side and head */
     uint64_t exact_offset;           /* of this layer in the exact buffer */
-    uint64_t table_offset;           /* of this layer in the page table, entries */
+    uint64_t table_offset;           /* of this layer in the page table, entries: K [H][slots], V [H][slots], shift [H] if it evicts */
+    enum kvl_positions pos;
+    uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
 
@@ -72,18 +76,21 @@ struct kvl_cache_plan {
     struct kvl_cache_limits limits;
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there; pages come with the counts */
     uint64_t n_pages;
-    uint32_t n_slabs;
+    uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
     uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
     uint64_t n_entries;
-    uint64_t n_table_floats;         /* rotations; class table */
+    uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t bytes_per_token;
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
+    uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */
 };
 
-/* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed. */
+/* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
+ * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);
@@ -101,6 +108,11 @@ uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_si
 /* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
 
+/* Calibration table of head h; NULL if there is none. */
+const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h);
+
+/* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
+uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
 /* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
 

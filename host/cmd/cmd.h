@@ -59,7 +59,7 @@ struct kvl_command {
      .help = "float32 activations and accumulation everywhere (for comparisons); without it activations may be rounded to 8 bits"}
 #define KVL_OPTION_OUTPUT(T)                                                                                           \
     {.name = "output", .letter = 'o', .type = KVL_OPT_TEXT, .offset = offsetof(T, output), .metavar = "FILE.h5",       \
-     .help = "run file (default: runs/<command>-<time>-<hash>.h5)"}
+     .help = "run file; missing folders are made (default: runs/<command>-<time>-<hash>.h5)"}
 
 extern const struct kvl_command *const kvl_commands[];
 extern const size_t kvl_n_commands;

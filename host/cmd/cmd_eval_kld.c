@@ -16,6 +16,7 @@ static void print_table(const struct kvl_record *record, const struct kvl_eval *
         printf("  %-7s %.6f\n", quantiles[i].name, quantiles[i].value);
     printf("same top1 %.3f +/- %.3f %%\n", 100.0 * r->same_top1, 100.0 * r->same_top1_se);
     printf("rms dp    %.3f %%\n", 100.0 * r->rms_dp);
+    eval_print_bins(&r->spec);
     printf("prefill   %.1f tokens/s, base %.1f\n", r->spec.tokens_per_s, r->base_tokens_per_s);
 }
 
@@ -38,7 +39,7 @@ done:
 
 static kvl_status run(void *args, size_t n_words, char *const *words)
 {
-    const struct eval_kind kind = {"eval kld", &kvl_eval_kld_table, measure};
+    const struct eval_kind kind = {"eval kld", &kvl_eval_kld_table, &kvl_eval_kld_binned_table, measure};
     return eval_run(args, &kind);
 }
 

@@ -7,6 +7,7 @@ static void print_table(const struct kvl_record *record, const struct kvl_eval *
     eval_print_windows(record, eval, r);
     eval_print_errors("ppl", r->ppl, r->ppl_se, r->ppl_se_chunk, r->n_chunks, 4);
     printf("nll       %.6f\n", r->nll);
+    eval_print_bins(r);
     printf("prefill   %.1f tokens/s\n", r->tokens_per_s);
 }
 
@@ -29,7 +30,7 @@ done:
 
 static kvl_status run(void *args, size_t n_words, char *const *words)
 {
-    const struct eval_kind kind = {"eval ppl", &kvl_eval_ppl_table, measure};
+    const struct eval_kind kind = {"eval ppl", &kvl_eval_ppl_table, &kvl_eval_ppl_binned_table, measure};
     return eval_run(args, &kind);
 }
 

@@ -114,7 +114,7 @@ done:
 
 static struct kvl_session_config session_config(const struct args *args, const struct kvl_spec *spec)
 {
-    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P4_STREAMING};
+    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING};
     const int64_t ubatch = protocols[args->protocol] == KVL_P4_STREAMING ? 1 : args->ubatch;
     return (struct kvl_session_config){
         .spec = spec,
@@ -198,7 +198,7 @@ static kvl_status print_json(const struct plan *plan)
         {"bytes_per_token", (double)plan->one.bytes_per_token, true},
         {"payload_bytes", (double)class_bytes(plan, KVL_MEM_PAYLOAD, users), true},
         {"resident_bytes", (double)(plan->one.resident * users), true},
-        {"peak_bytes", (double)(plan->one.resident * users), true},
+        {"peak_bytes", (double)(plan->one.peak * users), true},
         {"users", (double)users, true},
     };
     struct kvl_fact classes[KVL_MEM_CLASSES];
@@ -263,6 +263,8 @@ static void print_table(const struct plan *plan)
         print_row(kvl_mem_class_name[c], class_bytes(plan, c, 1), class_bytes(plan, c, users),
                   c == KVL_MEM_WEIGHTS ? weights : notes[c]);
     print_row("resident", plan->one.resident, plan->one.resident * users, "the cache: all but weights and scratch");
+    if (plan->one.peak != plan->one.resident)
+        print_row("peak", plan->one.peak, plan->one.peak * users, "with a layer's rows in full precision, while a prompt is compressed");
     print_row("total", all_bytes(plan, 1), all_bytes(plan, users), "");
     if (plan->args->budget)
         printf("\n%lld bytes hold the caches of %llu users; without slack and page tables %llu\n", (long long)plan->args->budget,
@@ -343,9 +345,9 @@ static const struct kvl_opt options[] = {
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N", .help = "tokens appended at once (p4: always 1)",
      .fallback = "512", .min = 1, .max = 1 << 20},
     {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
-     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p4 what was sealed "
-             "when its token was written",
-     .fallback = "p2", .choices = "p1|p2|p4"},
+     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 a prompt that was "
+             "compressed after it had been read, p4 what was sealed when its token was written",
+     .fallback = "p2", .choices = "p1|p2|p3|p4"},
     KVL_OPTION_EXACT(struct args),
     {.name = "device", .type = KVL_OPT_TEXT, .offset = AT(device), .metavar = "D",
      .help = "plan for this device's limits: index, part of its name, or cpu|gpu (see kvlab devices); without it no device is opened"},

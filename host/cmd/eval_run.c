@@ -1,4 +1,5 @@
 #include "eval_run.h"
+#include "calibration.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -16,9 +17,13 @@ const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
     {.name = "first-chunk", .type = KVL_OPT_INT, .offset = AT(first_chunk), .metavar = "I",
      .help = "window to start with", .fallback = "0", .min = 0, .max = 1e9},
     {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
-     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p4 what was sealed "
-             "when its token was written",
-     .fallback = "p1", .choices = "p1|p2|p3|p4"},
+     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 = compress-then-score "
+             "a context that was compressed after it had been read, p4 what was sealed when its token was written",
+     .fallback = "p1", .choices = "p1|p2|p3|p4|compress-then-score"},
+    {.name = "context", .type = KVL_OPT_INT, .offset = AT(context), .metavar = "N",
+     .help = "p3: tokens that are prefilled, then compressed", .fallback = "1024", .min = 1, .max = 1 << 24},
+    {.name = "score", .type = KVL_OPT_INT, .offset = AT(score), .metavar = "M",
+     .help = "p3: tokens that follow and are scored; a window has N + M", .fallback = "256", .min = 2, .max = 1 << 24},
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
      .help = "tokens appended at once (p4: always 1)", .fallback = "512", .min = 1, .max = 1 << 20},
     KVL_OPTION_EXACT(struct eval_args),
@@ -53,7 +58,7 @@ static kvl_status run_recorded(const struct eval_args *args, const struct eval_k
         .text_sha256 = eval->text->sha256,
         .settings = settings,
         .n_settings = sizeof settings / sizeof *settings,
-        .table = kind->table,
+        .table = c->protocol == KVL_P3_PREFILL_EXACT ? kind->binned_table : kind->table,
     };
     struct kvl_record *record = NULL;
     kvl_status status = kvl_record_open(&config, &record);
@@ -69,18 +74,20 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
     struct kvl_eval_text text = {0};
     struct kvl_spec *spec = NULL, *base = NULL;
     struct kvl_eval *eval = NULL;
-    KVL_TRY(kvl_spec_parse(args->kv, &spec));
-    if (args->base) KVL_TRY(kvl_spec_parse(args->base, &base));
+    KVL_TRY(kvl_spec_open(args->kv, &spec));
+    if (args->base) KVL_TRY(kvl_spec_open(args->base, &base));
     KVL_TRY(kvl_rig_open(args->model, args->device, &rig));
     KVL_TRY(kvl_eval_text_read(rig.model, args->file, &text));
+    const bool compresses = args->protocol >= KVL_PROTOCOLS || args->protocol == KVL_P3_PREFILL_EXACT;
     const struct kvl_eval_config config = {
         .spec = spec,
         .base = base,
-        .n_ctx = (uint32_t)args->n_ctx,
+        .n_ctx = (uint32_t)(compresses ? args->context + args->score : args->n_ctx),
+        .context = (uint32_t)args->context,
         .ubatch = (uint32_t)args->ubatch,
         .first_chunk = (uint64_t)args->first_chunk,
         .chunks = (uint64_t)args->chunks,
-        .protocol = (enum kvl_protocol)args->protocol,
+        .protocol = compresses ? KVL_P3_PREFILL_EXACT : (enum kvl_protocol)args->protocol,
         .exact = args->exact,
         .allow_long = args->allow_long,
     };
@@ -105,6 +112,12 @@ void eval_print_windows(const struct kvl_record *record, const struct kvl_eval *
            (unsigned long long)result->n_tokens);
 }
 
+void eval_print_bins(const struct kvl_eval_ppl *r)
+{
+    for (int i = 0; i < KVL_EVAL_BINS; i++)
+        if (!isnan(r->bin[i])) printf("nll       %.6f of tokens %u to %u after the compression\n", r->bin[i], kvl_eval_bins[i].from, kvl_eval_bins[i].to);
+}
+
 /* Errors over windows are the ones to trust: tokens of a window are not independent. Few windows cannot give one. */
 void eval_print_errors(const char *label, double value, double se, double se_chunk, uint64_t n_chunks, int digits)
 {
@@ -122,7 +135,12 @@ static kvl_status add_chunk(cJSON *array, const struct kvl_eval_chunk *chunk, bo
     };
     cJSON *object = cJSON_CreateObject();
     if (!object || !cJSON_AddItemToArray(array, object)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
-    return kvl_json_facts(object, facts, with_base ? 6 : 3);
+    kvl_status status = kvl_json_facts(object, facts, with_base ? 6 : 3);
+    for (int i = 0; i < KVL_EVAL_BINS && status == KVL_OK; i++) {
+        const struct kvl_fact bin = {kvl_eval_bins[i].name, chunk->bin[i]};
+        if (!isnan(chunk->bin[i])) status = kvl_json_facts(object, &bin, 1);
+    }
+    return status;
 }
 
 kvl_status eval_print_json(const struct kvl_record *record, const struct kvl_fact *facts, size_t n_facts,

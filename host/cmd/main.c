@@ -10,16 +10,33 @@
 #include <stdio.h>
 #include <string.h>
 
-extern const struct kvl_command kvl_cmd_devices, kvl_cmd_check, kvl_cmd_plan, kvl_cmd_plugins, kvl_cmd_tokenize, kvl_cmd_generate,
-    kvl_cmd_eval_ppl, kvl_cmd_eval_kld, kvl_cmd_bench, kvl_cmd_tune, kvl_cmd_xcheck, kvl_cmd_sweep, kvl_cmd_log_show, kvl_cmd_log_repair, kvl_cmd_log_diff, kvl_cmd_log_merge,
-    kvl_cmd_log_export, kvl_cmd_completion, kvl_cmd_help;
-
 /* In the order of --help. */
-const struct kvl_command *const kvl_commands[] = {
-    &kvl_cmd_devices,    &kvl_cmd_check,      &kvl_cmd_plan,     &kvl_cmd_plugins, &kvl_cmd_tokenize,
-    &kvl_cmd_generate,   &kvl_cmd_eval_ppl,   &kvl_cmd_eval_kld, &kvl_cmd_bench,   &kvl_cmd_tune,   &kvl_cmd_xcheck, &kvl_cmd_sweep,    &kvl_cmd_log_show,
-    &kvl_cmd_log_repair, &kvl_cmd_log_diff,   &kvl_cmd_log_merge, &kvl_cmd_log_export, &kvl_cmd_completion, &kvl_cmd_help,
-};
+#define KVL_COMMANDS(X) \
+    X(devices) \
+    X(check) \
+    X(plan) \
+    X(plugins) \
+    X(tokenize) \
+    X(calibrate) \
+    X(generate) \
+    X(eval_ppl) \
+    X(eval_kld) \
+    X(bench) \
+    X(tune) \
+    X(xcheck) \
+    X(sweep) \
+    X(report) \
+    X(log_show) \
+    X(log_repair) \
+    X(log_diff) \
+    X(log_merge) \
+    X(log_export) \
+    X(completion) \
+    X(help)
+#define DECLARE(name) extern const struct kvl_command kvl_cmd_##name;
+#define LIST(name) &kvl_cmd_##name,
+KVL_COMMANDS(DECLARE)
+const struct kvl_command *const kvl_commands[] = {KVL_COMMANDS(LIST)};
 const size_t kvl_n_commands = sizeof kvl_commands / sizeof *kvl_commands;
 
 /* The number of words of `name` if words start with exactly them, else 0. */

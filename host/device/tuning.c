@@ -61,14 +61,14 @@ static void declare_reorders(struct kvl_tune_kernel *kernel, const char *line)
     }
 }
 
-static void declare_rule(struct kvl_tune_kernel *kernel, const char *line, bool is_local)
+static void declare_rule(struct kvl_tune_kernel *kernel, const char *line, enum kvl_tune_limit limit)
 {
     assert(kernel->n_rules < KVL_TUNE_RULES);
     struct kvl_tune_rule *rule = &kernel->rule[kernel->n_rules++];
-    rule->is_local = is_local;
+    rule->limit = limit;
     while (rule->n_terms < sizeof rule->term / sizeof *rule->term && next_word(&line, rule->term[rule->n_terms], sizeof *rule->term))
         rule->n_terms++;
-    assert(is_local || rule->n_terms == 2);
+    assert(rule->n_terms > 0 && (limit != KVL_TUNE_MULTIPLE || rule->n_terms == 2));
 }
 
 static void declare_line(struct kvl_tune_kernel *kernel, const char *line)
@@ -78,8 +78,9 @@ static void declare_line(struct kvl_tune_kernel *kernel, const char *line)
     if (strcmp(word, "metric") == 0) next_word(&line, kernel->metric, sizeof kernel->metric);
     else if (strcmp(word, "tunable") == 0) declare_tunable(kernel, line);
     else if (strcmp(word, "reorders") == 0) declare_reorders(kernel, line);
-    else if (strcmp(word, "multiple") == 0) declare_rule(kernel, line, false);
-    else if (strcmp(word, "local") == 0) declare_rule(kernel, line, true);
+    else if (strcmp(word, "multiple") == 0) declare_rule(kernel, line, KVL_TUNE_MULTIPLE);
+    else if (strcmp(word, "local") == 0) declare_rule(kernel, line, KVL_TUNE_LOCAL);
+    else if (strcmp(word, "items") == 0) declare_rule(kernel, line, KVL_TUNE_ITEMS);
     else if (strcmp(word, "try") == 0) {
         assert(kernel->n_attempts < KVL_TUNE_TRIES);
         kernel->attempt[kernel->n_attempts++] = line;
@@ -176,7 +177,7 @@ kvl_status kvl_setting_parse(const struct kvl_tune_kernel *kernel, const char *t
         if (!next_word(&text, word, sizeof word)) return kvl_fail(KVL_E_FORMAT, "%s: \"%s...\" is too long", kernel->name, word);
         KVL_TRY(parse_choice(kernel, word, &setting));
     }
-    KVL_TRY(kvl_setting_check(kernel, &setting, 0));
+    KVL_TRY(kvl_setting_check(kernel, &setting, NULL));
     *out = setting;
 done:
     return status;
@@ -216,21 +217,24 @@ static int64_t term_value(const struct kvl_tune_kernel *kernel, const struct kvl
     return product;
 }
 
-kvl_status kvl_setting_check(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, uint64_t local_bytes)
+static kvl_status check_rule(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const struct kvl_tune_rule *rule,
+                             const struct kvl_caps *caps)
 {
-    for (size_t r = 0; r < kernel->n_rules; r++) {
-        const struct kvl_tune_rule *rule = &kernel->rule[r];
-        if (rule->is_local) {
-            int64_t sum = 0;
-            for (size_t i = 0; i < rule->n_terms; i++) sum += term_value(kernel, setting, rule->term[i]);
-            if (local_bytes != 0 && (uint64_t)sum > local_bytes)
-                return kvl_fail(KVL_E_FORMAT, "%s: %lld bytes of local memory, the device has %llu", kernel->name, (long long)sum,
-                                (unsigned long long)local_bytes);
-        } else if (term_value(kernel, setting, rule->term[0]) % term_value(kernel, setting, rule->term[1]) != 0) {
-            return kvl_fail(KVL_E_FORMAT, "%s: %s must be a multiple of %s", kernel->name, rule->term[0], rule->term[1]);
-        }
-    }
-    return KVL_OK;
+    int64_t value[sizeof rule->term / sizeof *rule->term], sum = 0;
+    for (size_t i = 0; i < rule->n_terms; i++) sum += value[i] = term_value(kernel, setting, rule->term[i]);
+    const uint64_t most = caps == NULL ? 0 : rule->limit == KVL_TUNE_LOCAL ? caps->local_bytes : caps->max_work_group;
+    if (rule->limit == KVL_TUNE_MULTIPLE && value[0] % value[1] != 0)
+        return kvl_fail(KVL_E_FORMAT, "%s: %s must be a multiple of %s", kernel->name, rule->term[0], rule->term[1]);
+    if (rule->limit == KVL_TUNE_MULTIPLE || most == 0 || (uint64_t)sum <= most) return KVL_OK;
+    return kvl_fail(KVL_E_FORMAT, "%s: %lld %s, the device has %llu", kernel->name, (long long)sum,
+                    rule->limit == KVL_TUNE_LOCAL ? "bytes of local memory" : "work-items in a group", (unsigned long long)most);
+}
+
+kvl_status kvl_setting_check(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const struct kvl_caps *caps)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < kernel->n_rules && status == KVL_OK; i++) status = check_rule(kernel, setting, &kernel->rule[i], caps);
+    return status;
 }
 
 /* ---- the settings of a device ---- */

@@ -30,9 +30,13 @@ struct kvl_tunable {
     bool reorders;
 };
 
-struct kvl_tune_rule { /* words of the constraint, of products like "4*cols*tile" */
-    bool is_local;     /* the sum of all terms fits local memory; else the first is a multiple of the second */
-    char term[4][32];
+struct kvl_tune_rule {
+    enum kvl_tune_limit {
+        KVL_TUNE_MULTIPLE, /* the first term is a multiple of the second */
+        KVL_TUNE_LOCAL,    /* the sum of all terms fits the device's local memory */
+        KVL_TUNE_ITEMS     /* the term is at most a work-group */
+    } limit;
+    char term[4][32]; /* products like "4*cols*tile" */
     size_t n_terms;
 };
 
@@ -58,8 +62,8 @@ struct kvl_setting {
 kvl_status kvl_setting_parse(const struct kvl_tune_kernel *kernel, const char *text, struct kvl_setting *out);
 /* All tunables as such text. */
 kvl_status kvl_setting_print(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, struct kvl_text *text);
-/* KVL_E_FORMAT names the constraint that a setting breaks. local_bytes: of the device; 0 = any. */
-kvl_status kvl_setting_check(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, uint64_t local_bytes);
+/* KVL_E_FORMAT names the constraint that a setting breaks. caps: of the device; NULL = any. */
+kvl_status kvl_setting_check(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const struct kvl_caps *caps);
 int64_t kvl_setting_value(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting, const char *tunable);
 /* Does it differ from the defaults in a tunable that reorders? */
 bool kvl_setting_reorders(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting);

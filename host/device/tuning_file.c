@@ -107,7 +107,7 @@ static kvl_status read_setting(const struct kvl_caps *caps, const char *line, co
     *kernel = kvl_tune_kernel_find(name);
     if (*kernel == NULL) return kvl_fail(KVL_E_FORMAT, "\"%.40s\" is neither a kernel with tunables nor device, family or vendor", name);
     const kvl_status status = kvl_setting_parse(*kernel, line + strlen(name), setting);
-    return status == KVL_OK ? kvl_setting_check(*kernel, setting, caps->local_bytes) : status;
+    return status == KVL_OK ? kvl_setting_check(*kernel, setting, caps) : status;
 }
 
 static void take_setting(struct lookup *lookup, const char *path, enum step step, bool is_users, const struct kvl_tune_kernel *kernel,
@@ -146,9 +146,8 @@ static void read_entries(struct lookup *lookup, const char *path, const char *te
             step = opened;
             continue;
         }
-        /* Entries for others are checked too, but not against this device's memory: they are not its. */
-        static const struct kvl_caps any;
-        kvl_status status = read_setting(fits ? lookup->caps : &any, line, &kernel, &setting);
+        /* Entries for others are checked too, but not against this device's limits: they are not theirs. */
+        kvl_status status = read_setting(fits ? lookup->caps : NULL, line, &kernel, &setting);
         if (status == KVL_OK && step == STEPS) status = kvl_fail(KVL_E_FORMAT, "a setting before any device, family or vendor");
         if (status != KVL_OK) warn_line(path, number, &warnings);
         else if (fits) take_setting(lookup, path, step, is_users, kernel, &setting);

@@ -2,6 +2,7 @@
 #include "file.h"
 #include "log.h"
 #include "mem.h"
+#include <math.h>
 #include <string.h>
 
 /* ---- rig and text ---- */
@@ -66,13 +67,12 @@ static uint32_t piece_tokens(const struct kvl_eval_config *c)
     return c->ubatch >= PIECE_TOKENS ? c->ubatch : PIECE_TOKENS / c->ubatch * c->ubatch;
 }
 
-static kvl_status check_config(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *c)
+kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *c)
 {
     const uint32_t limit = rig->model->dims.n_ctx_train;
-    if (c->protocol == KVL_P3_PREFILL_EXACT)
-        return kvl_fail(KVL_E_USAGE,
-                        "--protocol p3 compresses the cache at the end of the prompt, so the tokens scored here would all read it "
-                        "in full precision and nothing would be measured; use p1, p2 or p4");
+    if (c->protocol == KVL_P3_PREFILL_EXACT && (c->context == 0 || c->context + 1 >= c->n_ctx))
+        return kvl_fail(KVL_E_USAGE, "compress-then-score of %u tokens of context and %d scored: it wants at least 1 and 2", c->context,
+                        (int)(c->n_ctx - c->context));
     if (c->n_ctx < KVL_EVAL_MIN_CTX)
         return kvl_fail(KVL_E_USAGE, "-c %u: a window needs at least %d tokens", c->n_ctx, KVL_EVAL_MIN_CTX);
     if (c->n_ctx > limit && !c->allow_long)
@@ -105,13 +105,13 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
     e->rig = rig;
     e->text = text;
     e->config = *config;
-    KVL_TRY(check_config(rig, text, &e->config));
+    KVL_TRY(kvl_eval_check(rig, text, &e->config));
     const struct kvl_eval_config *c = &e->config;
     const struct kvl_spec *spec[KVL_EVAL_ROLES] = {c->spec, c->base};
 
-    const uint32_t second_half = c->n_ctx - c->n_ctx / 2;
-    const uint32_t max_rows = piece_tokens(c) < second_half ? piece_tokens(c) : second_half;
-    e->n_scored = second_half - 1;
+    e->first_scored = c->protocol == KVL_P3_PREFILL_EXACT ? c->context : c->n_ctx / 2 + 1;
+    e->n_scored = c->n_ctx - e->first_scored;
+    const uint32_t max_rows = piece_tokens(c) < e->n_scored + 1 ? piece_tokens(c) : e->n_scored + 1;
     KVL_TRY(kvl_alloc(&e->window, c->n_ctx, sizeof *e->window));
     KVL_TRY(kvl_alloc(&e->kld, e->n_scored, sizeof *e->kld));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
@@ -152,7 +152,7 @@ void kvl_eval_close(struct kvl_eval **eval)
 /* Logits of n rows, the first of which is the window's scored row `at`, against the tokens that follow. */
 static kvl_status score_rows(struct kvl_eval *e, uint32_t at, uint32_t n)
 {
-    const int32_t *targets = e->window + e->config.n_ctx / 2 + at + 1;
+    const int32_t *targets = e->window + e->first_scored + at;
     struct kvl_buffer *logits = kvl_session_logits(e->session[KVL_EVAL_SPEC]);
     if (!e->session[KVL_EVAL_BASE]) return kvl_logprob_score(e->logprob, logits, targets, n, e->score[KVL_EVAL_SPEC] + at);
     return kvl_logprob_compare(e->logprob, kvl_session_logits(e->session[KVL_EVAL_BASE]), logits, targets, n,
@@ -163,8 +163,8 @@ static kvl_status score_rows(struct kvl_eval *e, uint32_t at, uint32_t n)
 static kvl_status run_piece(struct kvl_eval *e, uint32_t start, uint32_t end, uint64_t ns[KVL_EVAL_ROLES])
 {
     kvl_status status = KVL_OK;
-    const uint32_t n_ctx = e->config.n_ctx, half = n_ctx / 2;
-    const uint32_t first = start > half ? start : half; /* row of the first logits wanted */
+    const uint32_t n_ctx = e->config.n_ctx, before = e->first_scored - 1;
+    const uint32_t first = start > before ? start : before; /* row of the first logits wanted */
     const uint32_t n_logits = end > first ? end - first : 0;
     const uint32_t n_scored = end == n_ctx && n_logits > 0 ? n_logits - 1 : n_logits; /* the last row has no next token */
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
@@ -174,16 +174,23 @@ static kvl_status run_piece(struct kvl_eval *e, uint32_t start, uint32_t end, ui
         KVL_TRY(kvl_device_finish(e->rig->device));
         ns[role] += kvl_now_ns() - begin;
     }
-    if (n_scored > 0) KVL_TRY(score_rows(e, first - half, n_scored));
+    if (n_scored > 0) KVL_TRY(score_rows(e, first - before, n_scored));
 done:
     return status;
+}
+
+/* Where the piece that begins at `start` ends: under P3 the context is one piece. */
+static uint32_t piece_end(const struct kvl_eval_config *c, uint32_t start)
+{
+    const uint32_t piece = c->protocol == KVL_P3_PREFILL_EXACT && start == 0 ? c->context : piece_tokens(c);
+    return c->n_ctx - start > piece ? start + piece : c->n_ctx;
 }
 
 kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record *record)
 {
     static const char *const phase[KVL_EVAL_ROLES] = {"window", "base window"};
     kvl_status status = KVL_OK;
-    const uint32_t n_ctx = e->config.n_ctx, piece = piece_tokens(&e->config);
+    const uint32_t n_ctx = e->config.n_ctx;
     const struct kvl_tokenizer *tokenizer = e->rig->model->tokenizer;
     uint64_t ns[KVL_EVAL_ROLES] = {0};
 
@@ -191,8 +198,9 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
     if (kvl_tokenizer_adds_bos(tokenizer)) e->window[0] = kvl_tokenizer_bos(tokenizer);
     for (int role = 0; role < KVL_EVAL_ROLES; role++)
         if (e->session[role]) KVL_TRY(kvl_session_reset(e->session[role]));
-    for (uint32_t start = 0; start < n_ctx; start += piece) {
-        KVL_TRY(run_piece(e, start, n_ctx - start > piece ? start + piece : n_ctx, ns));
+    for (uint32_t start = 0, end; start < n_ctx; start = end) {
+        end = piece_end(&e->config, start);
+        KVL_TRY(run_piece(e, start, end, ns));
     }
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!e->session[role]) continue;
@@ -210,4 +218,34 @@ done:
 double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
 {
     return e->forward_ns[role] ? (double)e->n_forward * 1e9 / (double)e->forward_ns[role] : 0.0;
+}
+
+/* ---- bins ---- */
+
+const struct kvl_eval_bin kvl_eval_bins[KVL_EVAL_BINS] = {{"nll_1_16", 1, 16}, {"nll_17_64", 17, 64}, {"nll_65_256", 65, 256}};
+
+void kvl_eval_bin_window(const struct kvl_eval *e, struct kvl_eval_chunk *out)
+{
+    for (int i = 0; i < KVL_EVAL_BINS; i++) {
+        struct kvl_moments bin = {0};
+        for (uint32_t t = kvl_eval_bins[i].from; t <= kvl_eval_bins[i].to && t <= e->n_scored; t++)
+            kvl_moments_add(&bin, e->score[KVL_EVAL_SPEC][t - 1].nll);
+        out->bin[i] = e->config.protocol == KVL_P3_PREFILL_EXACT && bin.n > 0 ? bin.mean : NAN;
+    }
+}
+
+size_t kvl_eval_bin_cells(const struct kvl_eval *e, const struct kvl_eval_chunk *chunk, union kvl_cell *cells)
+{
+    if (e->config.protocol != KVL_P3_PREFILL_EXACT) return 0;
+    for (int i = 0; i < KVL_EVAL_BINS; i++) cells[i].f64 = chunk->bin[i];
+    return KVL_EVAL_BINS;
+}
+
+void kvl_eval_bin_means(struct kvl_eval_ppl *result)
+{
+    for (int i = 0; i < KVL_EVAL_BINS; i++) {
+        double sum = 0.0;
+        for (uint64_t c = 0; c < result->n_chunks; c++) sum += result->chunk[c].bin[i];
+        result->bin[i] = sum / (double)result->n_chunks;
+    }
 }

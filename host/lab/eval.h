@@ -2,7 +2,9 @@
  *
  * The text's tokens are cut into consecutive windows of n_ctx tokens; positions restart at 0 in each; a short last window is
  * dropped. If the model wants a BOS, the stream starts with one and the first token of every window is replaced by it. The logits
- * at i = n_ctx/2 .. n_ctx-2 predict token i+1, so the second half of a window is scored with at least n_ctx/2 tokens of context. */
+ * at i = n_ctx/2 .. n_ctx-2 predict token i+1, so the second half of a window is scored with at least n_ctx/2 tokens of context.
+ * Under P3 (compress-then-score) a window is `context` tokens, which are prefilled and then compressed, and the tokens behind them, all of which
+ * are scored; the first is predicted by the prefill itself, so it is the same for every strategy. */
 #ifndef KVL_EVAL_H
 #define KVL_EVAL_H
 #include "logprob.h"
@@ -33,9 +35,18 @@ void kvl_eval_text_free(struct kvl_eval_text *text);
 
 enum { KVL_EVAL_MIN_CTX = 8 };
 
+/* Scored tokens by their distance from the compression: bin i holds the from-th to the to-th of them (P3). */
+enum { KVL_EVAL_BINS = 3 };
+struct kvl_eval_bin {
+    const char *name; /* of its mean nll: "nll_1_16" */
+    uint32_t from, to;
+};
+extern const struct kvl_eval_bin kvl_eval_bins[KVL_EVAL_BINS];
+
 struct kvl_eval_config {
     const struct kvl_spec *spec, *base; /* base: NULL, or the cache that `spec` is compared with */
     uint32_t n_ctx, ubatch;             /* ubatch: 1 under P4 whatever is asked */
+    uint32_t context;                   /* P3: tokens of a window that are prefilled and compressed; the rest is scored */
     uint64_t first_chunk, chunks;       /* chunks 0 = all from first_chunk on */
     enum kvl_protocol protocol;
     bool exact, allow_long;
@@ -52,11 +63,13 @@ struct kvl_eval {
     int32_t *window;                                /* [n_ctx] the tokens of the window at work */
     struct kvl_row_score *score[KVL_EVAL_ROLES];    /* [n_scored] of the last window */
     float *kld;                                     /* [n_scored] of the last window, with a base */
-    uint32_t n_scored;                              /* a window */
+    uint32_t first_scored, n_scored;                /* a window: tokens first_scored .. n_ctx - 1 */
     uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
 };
 
-/* Refuses texts, windows and protocols that would measure nothing; the message says what to change. */
+/* Refuses texts, windows and protocols that would measure nothing; the message says what to change. Resolves chunks and ubatch. */
+kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *config);
+
 kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_eval_config *config,
                          struct kvl_eval **out);
 void kvl_eval_close(struct kvl_eval **eval);
@@ -72,6 +85,7 @@ struct kvl_eval_chunk {
     uint64_t chunk;
     uint32_t n;
     double nll, nll_base, kld, same_top1; /* the last three: eval kld only */
+    double bin[KVL_EVAL_BINS];            /* P3: mean nll by distance, NaN where there is none */
 };
 
 struct kvl_eval_ppl {
@@ -79,9 +93,10 @@ struct kvl_eval_ppl {
     uint64_t n_chunks, n_tokens;
     double nll, ppl, ppl_se, ppl_se_chunk; /* se: over tokens; se_chunk: over windows, NaN for one window */
     double tokens_per_s;                   /* forward pass of a window */
+    double bin[KVL_EVAL_BINS];             /* P3: mean nll by distance, NaN where there is none */
 };
-/* `record` gets a row a window in the table KVL_EVAL_PPL_TABLE, and the summary. On an error *out holds the windows done so far. */
-extern const struct kvl_record_table kvl_eval_ppl_table;
+/* `record` gets a row a window in its table (`binned` under P3), and the summary. On an error *out holds the windows done so far. */
+extern const struct kvl_record_table kvl_eval_ppl_table, kvl_eval_ppl_binned_table;
 kvl_status kvl_eval_ppl(struct kvl_eval *eval, struct kvl_record *record, struct kvl_eval_ppl *out);
 void kvl_eval_ppl_free(struct kvl_eval_ppl *result);
 
@@ -94,12 +109,19 @@ struct kvl_eval_kld {
     double same_top1, same_top1_se;
     double rms_dp; /* root mean square of p(correct token) - p_base(correct token) */
 };
-extern const struct kvl_record_table kvl_eval_kld_table;
+extern const struct kvl_record_table kvl_eval_kld_table, kvl_eval_kld_binned_table;
 kvl_status kvl_eval_kld(struct kvl_eval *eval, struct kvl_record *record, struct kvl_eval_kld *out);
 void kvl_eval_kld_free(struct kvl_eval_kld *result);
 
+/* The nll of a window's scored tokens into `window` and, under P3, its bins. */
+void kvl_eval_bin_window(const struct kvl_eval *eval, struct kvl_eval_chunk *out);
+/* The bins' cells behind a row's other cells; their number (0 unless P3). */
+size_t kvl_eval_bin_cells(const struct kvl_eval *eval, const struct kvl_eval_chunk *chunk, union kvl_cell *cells);
+/* Means of the bins over windows of equal size. */
+void kvl_eval_bin_means(struct kvl_eval_ppl *result);
+
 /* The results as the named numbers of the run file and of --json. `facts` has room for KVL_EVAL_FACTS. Return their number. */
-enum { KVL_EVAL_FACTS = 32 };
+enum { KVL_EVAL_FACTS = 40 };
 size_t kvl_eval_ppl_facts(const struct kvl_eval_ppl *result, struct kvl_fact *facts);
 size_t kvl_eval_kld_facts(const struct kvl_eval_kld *result, struct kvl_fact *facts);
 

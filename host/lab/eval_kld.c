@@ -12,8 +12,13 @@ static const struct kvl_column columns[] = {
     {"nll_base", "1", "the same with the base cache, nats", KVL_COL_F64},
     {"kld", "1", "mean KLD(base || strategy), nats", KVL_COL_F64},
     {"same_top1", "1", "fraction of tokens whose most likely next token is the base's", KVL_COL_F64},
+    {"nll_1_16", "1", "nll of the 1st to 16th token after the compression", KVL_COL_F64},
+    {"nll_17_64", "1", "of the 17th to 64th", KVL_COL_F64},
+    {"nll_65_256", "1", "of the 65th to 256th", KVL_COL_F64},
 };
-const struct kvl_record_table kvl_eval_kld_table = {"/quality", columns, sizeof columns / sizeof *columns};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+const struct kvl_record_table kvl_eval_kld_table = {"/quality", columns, N_COLUMNS - KVL_EVAL_BINS};
+const struct kvl_record_table kvl_eval_kld_binned_table = {"/quality", columns, N_COLUMNS};
 
 struct token_sums {
     struct kvl_moments nll, nll_base, ratio, kld, same, dp2; /* ratio: nll - nll_base; dp2: squared change of p(correct) */
@@ -42,8 +47,10 @@ static kvl_status score_window(struct kvl_eval *e, uint64_t chunk, struct kvl_re
         kld[i] = e->kld[i];
     }
     *out = (struct kvl_eval_chunk){chunk, e->n_scored, window.nll.mean, window.nll_base.mean, window.kld.mean, window.same.mean};
-    const union kvl_cell cells[] = {{.u64 = chunk},         {.f64 = out->nll}, {.u64 = out->n},
+    kvl_eval_bin_window(e, out);
+    union kvl_cell cells[N_COLUMNS] = {{.u64 = chunk},         {.f64 = out->nll}, {.u64 = out->n},
                                     {.f64 = out->nll_base}, {.f64 = out->kld}, {.f64 = out->same_top1}};
+    kvl_eval_bin_cells(e, out, cells + N_COLUMNS - KVL_EVAL_BINS);
     KVL_TRY(kvl_record_row(record, cells));
 done:
     return status;
@@ -57,6 +64,7 @@ static void summarize(const struct token_sums *all, struct kvl_eval_kld *r)
         kvl_moments_add(&kld, r->spec.chunk[i].kld);
     }
     const bool several = r->spec.n_chunks > 1;
+    kvl_eval_bin_means(&r->spec);
     r->spec.n_tokens = all->nll.n;
     r->spec.nll = all->nll.mean;
     r->spec.ppl = exp(all->nll.mean);

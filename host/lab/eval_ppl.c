@@ -9,8 +9,13 @@ static const struct kvl_column columns[] = {
     {"chunk", "1", "window of the text, counted from 0", KVL_COL_U64},
     {"nll", "1", "mean negative log-likelihood of the scored tokens, nats", KVL_COL_F64},
     {"n", "1", "scored tokens", KVL_COL_U64},
+    {"nll_1_16", "1", "the same of the 1st to 16th token after the compression", KVL_COL_F64},
+    {"nll_17_64", "1", "of the 17th to 64th", KVL_COL_F64},
+    {"nll_65_256", "1", "of the 65th to 256th", KVL_COL_F64},
 };
-const struct kvl_record_table kvl_eval_ppl_table = {"/quality", columns, sizeof columns / sizeof *columns};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+const struct kvl_record_table kvl_eval_ppl_table = {"/quality", columns, N_COLUMNS - KVL_EVAL_BINS};
+const struct kvl_record_table kvl_eval_ppl_binned_table = {"/quality", columns, N_COLUMNS};
 
 static kvl_status score_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record *record, struct kvl_moments *tokens,
                                struct kvl_eval_chunk *out)
@@ -23,7 +28,9 @@ static kvl_status score_window(struct kvl_eval *e, uint64_t chunk, struct kvl_re
         kvl_moments_add(tokens, e->score[KVL_EVAL_SPEC][i].nll);
     }
     *out = (struct kvl_eval_chunk){.chunk = chunk, .n = e->n_scored, .nll = window.mean};
-    const union kvl_cell cells[] = {{.u64 = chunk}, {.f64 = window.mean}, {.u64 = e->n_scored}};
+    kvl_eval_bin_window(e, out);
+    union kvl_cell cells[N_COLUMNS] = {{.u64 = chunk}, {.f64 = window.mean}, {.u64 = e->n_scored}};
+    kvl_eval_bin_cells(e, out, cells + N_COLUMNS - KVL_EVAL_BINS);
     KVL_TRY(kvl_record_row(record, cells));
 done:
     return status;
@@ -49,6 +56,7 @@ kvl_status kvl_eval_ppl(struct kvl_eval *e, struct kvl_record *record, struct kv
         out->ppl_se = out->ppl * kvl_moments_se(&tokens);
         out->ppl_se_chunk = windows.n > 1 ? out->ppl * kvl_moments_se(&windows) : NAN;
         out->tokens_per_s = kvl_eval_tokens_per_s(e, KVL_EVAL_SPEC);
+        kvl_eval_bin_means(out);
         snprintf(label, sizeof label, "eval ppl  %.4f +/- %.4f", out->ppl, out->ppl_se);
         kvl_progress_update(&progress, e->n_forward);
     }
@@ -70,5 +78,7 @@ size_t kvl_eval_ppl_facts(const struct kvl_eval_ppl *r, struct kvl_fact *facts)
     facts[n++] = (struct kvl_fact){"n_tokens", (double)r->n_tokens, true};
     facts[n++] = (struct kvl_fact){"n_chunks", (double)r->n_chunks, true};
     facts[n++] = (struct kvl_fact){"prefill_tokens_per_s", r->tokens_per_s};
+    for (int i = 0; i < KVL_EVAL_BINS; i++)
+        if (!isnan(r->bin[i])) facts[n++] = (struct kvl_fact){kvl_eval_bins[i].name, r->bin[i]};
     return n;
 }

@@ -9,10 +9,11 @@ static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_layer_plan *layer = &plan->layer[l];
-            const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, plan->config.n_ctx);
+            const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
+            const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, held);
             struct kvl_codec_bytes used;
             KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed - layer->sink), &used));
-            used.payload += kvl_exact_rows_held(plan, layer, s, sealed, plan->config.n_ctx) * layer->exact_row_bytes;
+            used.payload += kvl_exact_rows_held(plan, layer, s, sealed, held) * layer->exact_row_bytes;
             bytes[KVL_MEM_PAYLOAD] += used.payload * plan->dims.n_kv_head;
             bytes[KVL_MEM_SCALE] += used.scale * plan->dims.n_kv_head;
             bytes[KVL_MEM_INDEX] += used.index * plan->dims.n_kv_head;
@@ -39,6 +40,7 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     for (int i = 0; i < KVL_SESSION_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += scratch[i];
     out->bytes_per_token = plan.bytes_per_token;
     out->resident = plan.resident_bytes;
+    out->peak = plan.resident_bytes + plan.prompt_bytes;
 done:
     kvl_cache_plan_free(&plan);
     return status;

@@ -48,6 +48,8 @@ struct search {
     struct kvl_tune_result *best; /* so far */
 };
 
+kvl_status kvl_tune_poll(void) { return kvl_interrupted() ? kvl_fail(KVL_E_INTERRUPTED, "interrupted") : KVL_OK; }
+
 /* ---- timing ---- */
 
 static kvl_status time_runs(struct search *s, void *made, size_t part, uint64_t runs, uint64_t *ns)
@@ -58,7 +60,7 @@ static kvl_status time_runs(struct search *s, void *made, size_t part, uint64_t 
     for (uint64_t i = 0; i < runs; i++) KVL_TRY(s->problem->run(s->self, made, part));
     KVL_TRY(kvl_device_finish(s->device));
     *ns = kvl_now_ns() - start;
-    if (kvl_interrupted()) status = kvl_fail(KVL_E_INTERRUPTED, "interrupted");
+    KVL_TRY(kvl_tune_poll());
 done:
     return status;
 }
@@ -137,8 +139,9 @@ static kvl_status measure(struct search *s, const struct kvl_setting *setting, b
     kvl_status status = KVL_OK;
     void *made = NULL;
     kvl_device_tune(s->device, s->kernel, setting, "kvlab tune");
-    KVL_TRY(kvl_setting_check(s->kernel, setting, kvl_device_caps(s->device)->local_bytes));
+    KVL_TRY(kvl_setting_check(s->kernel, setting, kvl_device_caps(s->device)));
     KVL_TRY(s->problem->make(s->self, &made));
+    KVL_TRY(kvl_tune_poll());
     KVL_TRY(s->problem->check(s->self, made, first, !first && !kvl_setting_reorders(s->kernel, setting)));
     KVL_TRY(time_all(s, made, pairs, step));
 done:
@@ -205,7 +208,7 @@ static kvl_status try_neighbours(struct search *s)
             struct kvl_setting setting = around;
             if (around.choice[i] == choice) continue;
             setting.choice[i] = (uint8_t)choice;
-            if (kvl_setting_check(s->kernel, &setting, kvl_device_caps(s->device)->local_bytes) == KVL_OK)
+            if (kvl_setting_check(s->kernel, &setting, kvl_device_caps(s->device)) == KVL_OK)
                 KVL_TRY(try_setting(s, &setting));
             else kvl_error_clear();
         }

@@ -22,4 +22,7 @@ struct kvl_tune_problem {
 extern const struct kvl_tune_problem kvl_tune_problems[]; /* in the order in which they should be tuned */
 extern const size_t kvl_n_tune_problems;
 
+/* KVL_E_INTERRUPTED once the user wants to stop. */
+kvl_status kvl_tune_poll(void);
+
 #endif

@@ -31,7 +31,7 @@ enum { MOST_FILES = 3 };
 static const struct other {
     const char *file[MOST_FILES], *options; /* the last file gives the name */
 } others[] = {
-    {{"platform.cl", "rms.cl", "norm.cl"}, "-DKVL_VECTORS=1"},
+    {{"platform.cl", "rms.cl", "norm.cl"}, "-DKVL_W_LANES=1 -DKVL_ITEMS=256"},
     {{"logprob.cl"}, "-DKVL_WG=256 -DKVL_LANES=4"},
     {{"measure.cl"}, "-DKVL_WIDTH=4 -DKVL_CHAINS=12 -DKVL_FMA=1"},
 };
@@ -128,7 +128,7 @@ static kvl_status add_linear(struct list *list, const struct kvl_quant_type *typ
     for (size_t i = 0; (status = kvl_linear_program(NULL, type, i, &program)) == KVL_OK; i++) {
         char name[96];
         snprintf(name, sizeof name, "%s %s %s", program.parts[KVL_LINEAR_PARTS - 1].name, type->name, program.variant);
-        status = add(list, name, program.options.data, program.parts, KVL_LINEAR_PARTS);
+        if (!program.vectors_only) status = add(list, name, program.options.data, program.parts, KVL_LINEAR_PARTS);
         kvl_text_free(&program.options);
         if (status != KVL_OK) break;
     }

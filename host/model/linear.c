@@ -1,7 +1,8 @@
 /* Packing of weights and the choice of kernel for a product.
  *
  * Up to KVL_FEW_TOKENS tokens go through a GEMV kernel (compiled for 1, 2 or 4 tokens), more through the GEMM. The 8-bit GEMV keeps
- * the activations' codes in local memory; where they do not fit, the exact one takes over. */
+ * the activations' codes in local memory; where they do not fit, the exact one takes over. Devices whose float vectors are one wide get kernels
+ * in which the work-items of a group are the lanes; their GEMV adds in another order, so exact products are all the GEMM's. */
 #include "linear_internal.h"
 #include "embedded.h"
 #include "mem.h"
@@ -183,6 +184,11 @@ static const struct {
 
 static bool items_are_lanes(const struct kvl_caps *caps) { return caps->float_width == 1; }
 
+/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, some 150 of which a block of 32
+ * columns takes. */
+enum { CUT_MOST_COLS = 6144 };
+static bool loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && items_are_lanes(caps); }
+
 static struct kvl_linear_sizes sizes_of(const struct kvl_tuning *tuning)
 {
     return (struct kvl_linear_sizes){
@@ -224,6 +230,7 @@ kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_
     if (i >= VARIANTS) return KVL_SKIP;
     *out = (struct kvl_linear_program){.kernel = variants[i].kernel,
                                        .variant = variants[i].options,
+                                       .vectors_only = i <= INT8_4,
                                        .parts = {cl_file("platform.cl"),
                                                  cl_file("weight/panel.cl"),
                                                  {type->device_source, kvl_embedded_text(type->device_source)},
@@ -343,6 +350,11 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
     kvl_status status = KVL_OK;
     assert(T > 0 && !(add && linear->swiglu));
     assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
+    const struct kvl_caps *caps = kvl_device_caps(kernels->device);
+    if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
+        return kvl_fail(KVL_E_UNSUPPORTED,
+                        "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
+                        caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);
     if (kvl_linear_goes_to_blas(kernels, linear, T, exact)) return kvl_linear_run_blas(kernels, linear, T, x, y, add);
     const enum variant v = choose(kernels, linear, T, exact);
     for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, NULL, y, add));

@@ -60,6 +60,7 @@ void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels);
 enum { KVL_LINEAR_PARTS = 7 };
 struct kvl_linear_program {
     const char *kernel, *variant; /* variant: options without tunables */
+    bool vectors_only;            /* no device whose float vectors are one wide runs it */
     struct kvl_text options;      /* all of them; owned: kvl_text_free */
     struct kvl_source parts[KVL_LINEAR_PARTS];
 };
@@ -76,8 +77,8 @@ kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_
 uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels); /* bytes of it */
 
 /* y[t] = W x[t], or y[t] += W x[t] with `add` (not for swiglu), for T tokens. x and y do not overlap.
- * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32, and products of many
- * tokens may be CLBlast's. */
+ * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32 where a work-item has
+ * vectors, and products of many tokens may be CLBlast's. */
 kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                           struct kvl_rows y, bool add, bool exact);
 

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "log.h"
 #include "mem.h"
+#include "prompt.h"
 #include "rng.h"
 #include <math.h>
 #include <stdio.h>
@@ -193,6 +194,7 @@ struct kvl_session {
     struct kvl_linear_kernels *kernels;
     struct kvl_cache *cache;
     struct kvl_buffer *scratch[N_SCRATCH];
+    struct kvl_selection *kept;  /* [L] what the last eviction left */
     struct kvl_counters counters;
     uint64_t launches_before;
 };
@@ -269,6 +271,7 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
     s->config = *config;
+    KVL_TRY(kvl_alloc(&s->kept, dims->n_layer, sizeof *s->kept));
     KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
     kvl_session_scratch(dims, config, limits.tuning, bytes);
     for (int i = 0; i < N_SCRATCH; i++)
@@ -290,6 +293,8 @@ void kvl_session_free(struct kvl_session **session)
     struct kvl_session *s = *session;
     if (s == NULL) return;
     for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
+    for (uint32_t l = 0; s->kept != NULL && l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
+    kvl_free(&s->kept);
     kvl_linear_kernels_free(&s->kernels);
     kvl_cache_free(&s->cache);
     kvl_free(session);
@@ -298,6 +303,7 @@ void kvl_session_free(struct kvl_session **session)
 kvl_status kvl_session_reset(struct kvl_session *s)
 {
     kvl_cache_reset(s->cache);
+    for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
     s->counters = (struct kvl_counters){0};
     s->launches_before = kvl_device_launches(s->weights->device);
     return KVL_OK;
@@ -336,19 +342,20 @@ done:
     return status;
 }
 
-static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n)
+/* One layer for n tokens whose hidden rows are given; prompt: NULL, or the prompt that passes through the layers one at a time. */
+static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
     kvl_status status = KVL_OK;
     const struct kvl_weights *w = s->weights;
     const struct kvl_dims *dims = &w->model->dims;
     const struct layer_weights *layer = &w->layer[l];
     const bool exact = s->config.exact;
-    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
     const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
     const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
     KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
-    KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
+    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
     KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
     KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
     KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
@@ -356,15 +363,15 @@ done:
     return status;
 }
 
-/* Logits of the last `count` of n tokens into logits rows from `first_row` on. */
-static kvl_status project_logits(struct kvl_session *s, uint32_t n, uint32_t count, uint32_t first_row)
+/* Logits of `count` tokens, whose hidden rows are given, into logits rows from `first_row` on. */
+static kvl_status project_logits(struct kvl_session *s, struct kvl_rows hidden, uint32_t count, uint32_t first_row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_weights *w = s->weights;
     const struct kvl_dims *dims = &w->model->dims;
     const struct kvl_norm norm = norm_of(s, w->output_norm);
     const struct kvl_linear *output = dims->tied_output ? &w->embedding : &w->output;
-    KVL_TRY(kvl_linear_run_normed(s->kernels, output, count, rows_of(s, HIDDEN, n - count, dims->n_embd), &norm,
+    KVL_TRY(kvl_linear_run_normed(s->kernels, output, count, hidden, &norm,
                                   rows_of(s, LOGITS, first_row, dims->n_vocab), s->config.exact));
 done:
     return status;
@@ -377,7 +384,16 @@ static uint64_t layer_products(const struct kvl_dims *dims)
     return dims->n_layer * ((uint64_t)dims->n_embd * (2 * q + 2 * kv) + 3ull * dims->n_embd * dims->n_ff);
 }
 
-static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+static void count_forward(struct kvl_session *s, uint32_t n, uint32_t n_logits)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    s->counters.tokens += n;
+    s->counters.kv_computed += n;
+    s->counters.flops += 2 * (n * layer_products(dims) + (uint64_t)n_logits * dims->n_embd * dims->n_vocab);
+}
+
+/* Hidden rows of n tokens, at most a ubatch. */
+static kvl_status embed(struct kvl_session *s, const int32_t *tokens, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
@@ -386,14 +402,114 @@ static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, ui
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
             return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
     KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
-    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, rows_of(s, HIDDEN, 0, dims->n_embd)));
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n));
-    if (n_logits != 0) KVL_TRY(project_logits(s, n, n_logits, first_row));
-    kvl_cache_advance(s->cache, n);
-    s->counters.tokens += n;
-    s->counters.kv_computed += n;
-    s->counters.flops += 2 * (n * layer_products(dims) + (uint64_t)n_logits * dims->n_embd * dims->n_vocab);
+    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, hidden));
 done:
+    return status;
+}
+
+static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
+    KVL_TRY(embed(s, tokens, n, hidden));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n, hidden, NULL));
+    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, n - n_logits, dims->n_embd), n_logits, first_row));
+    kvl_cache_advance(s->cache, n);
+    count_forward(s, n, n_logits);
+done:
+    return status;
+}
+
+/* ---- a prompt that is compressed at its end ---- */
+
+/* The first tokens of a session whose cache evicts are its prompt. */
+static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_plan(s->cache)->evicts && kvl_session_position(s) == 0; }
+
+struct piece {
+    uint32_t first, n;
+};
+
+/* The i-th ubatch of n tokens. */
+static struct piece piece_of(const struct kvl_session *s, uint32_t n, uint32_t i)
+{
+    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), first = i * u;
+    return (struct piece){first, n - first < u ? n - first : u};
+}
+static uint32_t pieces_of(const struct kvl_session *s, uint32_t n)
+{
+    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    return (n + u - 1) / u;
+}
+
+/* The attention's output matrix of layer l, [E][Hq * D]; NULL if nothing asks for it. Free with kvl_free. */
+static kvl_status read_output_matrix(const struct kvl_session *s, const struct kvl_prompt *prompt, uint32_t l, float **out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_gguf_tensor *tensor;
+    *out = NULL;
+    if (!kvl_prompt_needs_output(prompt, l)) return KVL_OK;
+    KVL_TRY(find_tensor(s->weights->model, (int)l, "attn_output", &tensor));
+    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
+    const uint64_t n = tensor->dim[0] * tensor->dim[1];
+    KVL_TRY(kvl_alloc(out, n, sizeof **out));
+    type->dequantize(tensor->data, n / type->block, *out);
+done:
+    return status;
+}
+
+/* Layer l of all n tokens, then what the layer keeps. prompt_hidden NULL: the stage's rows as they are stand for keys and values. */
+static kvl_status prompt_layer(struct kvl_session *s, struct kvl_prompt *prompt, uint32_t l, uint32_t n, struct kvl_buffer *prompt_hidden)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t width = s->weights->model->dims.n_embd;
+    float *w_o = NULL;
+    KVL_TRY(read_output_matrix(s, prompt, l, &w_o));
+    KVL_TRY(kvl_prompt_layer(prompt, l));
+    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
+        const struct piece piece = piece_of(s, n, i);
+        if (prompt_hidden != NULL)
+            KVL_TRY(forward_layer(s, l, piece.n, (struct kvl_rows){prompt_hidden, piece.first * width, width}, prompt));
+        else
+            KVL_TRY(kvl_prompt_step(prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL));
+    }
+    kvl_selection_free(&s->kept[l]);
+    KVL_TRY(kvl_prompt_compress(prompt, w_o, s->scratch[STAGE], s->scratch[ROTARY], &s->kept[l]));
+done:
+    kvl_free(&w_o);
+    return status;
+}
+
+static kvl_status prompt_new(struct kvl_session *s, uint32_t n, struct kvl_prompt **out)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_prompt_model model = {dims->n_embd, dims->rope_dim, s->weights->model->rope_freq};
+    return kvl_prompt_new(s->weights->device, s->cache, n, &model, out);
+}
+
+/* All layers, one after the other, each for the whole prompt: hidden states of all tokens are scratch. */
+static kvl_status forward_prompt(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const uint64_t width = dims->n_embd;
+    struct kvl_buffer *hidden = NULL;
+    struct kvl_prompt *prompt = NULL;
+    KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH, n * width * sizeof(float), false, &hidden));
+    KVL_TRY(prompt_new(s, n, &prompt));
+    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
+        const struct piece piece = piece_of(s, n, i);
+        KVL_TRY(embed(s, tokens + piece.first, piece.n, (struct kvl_rows){hidden, piece.first * width, width}));
+    }
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(prompt_layer(s, prompt, l, n, hidden));
+    for (uint32_t i = 0; i < n_logits; i += piece_of(s, n_logits, 0).n) {
+        const uint32_t u = piece_of(s, n_logits, 0).n, count = n_logits - i < u ? n_logits - i : u;
+        KVL_TRY(project_logits(s, (struct kvl_rows){hidden, (n - n_logits + i) * width, width}, count, i));
+    }
+    count_forward(s, n, n_logits);
+done:
+    kvl_prompt_free(&prompt);
+    kvl_buffer_free(&hidden);
     return status;
 }
 
@@ -406,6 +522,7 @@ kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uin
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the session has room for %u positions", n, kvl_session_position(s), s->config.n_ctx);
+    if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, n_logits);
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t piece = n - done_tokens < u ? n - done_tokens : u, end = done_tokens + piece, first_logit = n - n_logits;
         const uint32_t count = end > first_logit ? (end - first_logit < piece ? end - first_logit : piece) : 0;
@@ -421,10 +538,19 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
     kvl_status status = KVL_OK;
     const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
     const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
+    struct kvl_prompt *prompt = NULL;
     float *rows = NULL;
     KVL_TRY(kvl_alloc(&rows, stage_bytes / sizeof *rows, sizeof *rows));
     for (uint64_t i = 0; i < stage_bytes / sizeof *rows; i++) rows[i] = (float)kvl_rng_normal(seed, i);
     KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows));
+    if (begins_with_prompt(s) && n > 0) {
+        KVL_TRY(prompt_new(s, n, &prompt));
+        for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) {
+            KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows)); /* the stage is overwritten when a layer is compressed */
+            KVL_TRY(prompt_layer(s, prompt, l, n, NULL));
+        }
+        goto done;
+    }
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t piece = n - done_tokens < u ? n - done_tokens : u;
         if (kvl_interrupted()) {
@@ -437,8 +563,14 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
         done_tokens += piece;
     }
 done:
+    kvl_prompt_free(&prompt);
     kvl_free(&rows);
     return status;
+}
+
+const struct kvl_selection *kvl_session_kept(const struct kvl_session *s, uint32_t l)
+{
+    return s->kept[l].offset != NULL ? &s->kept[l] : NULL;
 }
 
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *s) { return s->scratch[LOGITS]; }
@@ -479,8 +611,8 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
         .table = bytes[KVL_MEM_TABLE],
         .slack = bytes[KVL_MEM_SLACK],
         .scratch = bytes[KVL_MEM_SCRATCH],
-        .resident = plan->resident_bytes,
-        .peak = plan->resident_bytes,
+        .resident = kvl_cache_resident(s->cache),
+        .peak = kvl_cache_peak(s->cache),
     };
     return KVL_OK;
 }

@@ -35,6 +35,8 @@ kvl_status kvl_session_fill(struct kvl_session *session, uint32_t n, uint64_t se
 uint32_t kvl_session_position(const struct kvl_session *session); /* tokens seen */
 
 /* Runs n tokens at the next positions, in pieces of at most ubatch. Enqueues; does not wait.
+ * Where the cache evicts (keep=, P3), the first call's tokens are the prompt: they pass through one layer after the other, attend to each other
+ * in full precision, and are compressed; the call then waits for each layer.
  * n_logits: logits are computed for the last n_logits of the n tokens (0 .. n) into a device buffer, rows [n_logits][n_vocab] f32,
  * which stays valid until the next call.
  * Ctrl-C ends this call and kvl_session_fill before the next piece with KVL_E_INTERRUPTED and no message: the caller knows what is lost. */
@@ -42,6 +44,10 @@ kvl_status kvl_session_forward(struct kvl_session *session, const int32_t *token
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *session); /* row stride n_vocab floats */
 /* Blocks: copies row i of the last call's logits, [n_vocab]. */
 kvl_status kvl_session_read_logits(struct kvl_session *session, uint32_t row, float *logits);
+
+/* What the last eviction left of layer l; NULL before one. Valid until the next prompt or reset. */
+struct kvl_selection;
+const struct kvl_selection *kvl_session_kept(const struct kvl_session *session, uint32_t l);
 
 /* Counters of the core since new or reset. */
 struct kvl_counters {

@@ -72,8 +72,8 @@ slurm_stop() {
 }
 
 slurm_wait() { # SECONDS: until the queue is empty
-    local end=$((SECONDS + $1))
-    while [[ -n $(squeue -h) ]]; do
+    local end=$((SECONDS + $1)) queue
+    until queue=$(squeue -h 2>/dev/null) && [[ -z $queue ]]; do # a busy controller may time out
         ((SECONDS < end)) || { echo "still in the queue after $1 s:"; squeue; return 1; }
         sleep 0.3
     done

@@ -132,6 +132,8 @@ else
 fi
 
 # --- an independent float32 run of SmolLM2 ---
+# Codes at a rounding edge fall to either side with the order of a sum, so two right runs differ: by about 0.09 sqrt(KLD) nat in the nll of a
+# window (standard deviation, 8 to 4 bits; experiments/e04_int4_spread). The limit of ppl is three of these over 20 windows, and 0.05 % for the rest.
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]]; then
     while read -r kv ppl kld se_chunk; do
@@ -141,7 +143,7 @@ if [[ ${KVLAB_SLOW:-0} == 1 && -f $large && -f $root/data/text/wiki.test.raw ]];
         fi
         echo "$kv: $(get slow.json '"ppl %.4f kld %.6f +/- %.6f top-1 %.4f" % (r["ppl"], r["kld_mean"], r["kld_se_chunk"], r["same_top1"])')"
         near "$(get slow.json 'r["kld_mean"]')" "$kld" "$(python3 -c "print(0.02 * $kld + 0.5 * $se_chunk + 1e-6)")" || fail "$kv: KLD differs from $kld"
-        near "$(get slow.json 'r["ppl"]')" "$ppl" "$(python3 -c "print(0.005 * $ppl)")" || fail "$kv: ppl differs from $ppl"
+        near "$(get slow.json 'r["ppl"]')" "$ppl" "$(python3 -c "print((0.0005 + 3 * 0.09 * ($kld / 20) ** 0.5) * $ppl)")" || fail "$kv: ppl differs from $ppl"
     done <<'TABLE'
 f16 27.8410 0 0
 k=int4(group=64) 30.4580 0.096731 0.003826

@@ -67,6 +67,16 @@ if [[ -w /dev/full ]]; then
     [[ $rc == 1 ]] && grep -q 'stdout' err || fail "stdout on a full disk: exit code $rc, $(cat err)"
 fi
 
+# --- Ctrl-C while the prompt is read: seen between ubatches ---
+python3 -c 'print("word " * 400, end="")' >long
+"$program" generate -m "$model" -f long -n 5 --ubatch 1 -o stopped.h5 >out 2>err &
+pid=$!
+for _ in $(seq 600); do [[ -e stopped.h5.part ]] && break; sleep 0.05; done
+kill -INT $pid
+rc=0
+wait $pid || rc=$?
+[[ $rc == 1 ]] && grep -q 'interrupted: 0 of 5 tokens' err || fail "interrupted prompt: exit code $rc, $(cat err)"
+
 # --- a real model, if there is one: chat template, UTF-8 ---
 large=${KVLAB_MODEL:-$root/data/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 if [[ -f $large ]]; then

@@ -146,6 +146,7 @@ static inline bool golden_spec(hid_t file, const struct golden_press *press, dou
 static inline herr_t golden_add_ratio(hid_t file, const char *name, const H5L_info_t *info, void *context)
 {
     int *ratio = context, percent;
+    (void)file, (void)info;
     if (sscanf(name, "r%d", &percent) == 1 && ratio[0] < 15) ratio[++ratio[0]] = percent;
     return 0;
 }

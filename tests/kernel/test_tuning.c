@@ -21,7 +21,7 @@ static void force(const char *kernel_name, const char *text)
 
 static bool is_legal(const struct kvl_tune_kernel *kernel, const struct kvl_setting *setting)
 {
-    const bool legal = kvl_setting_check(kernel, setting, kvl_device_caps(kvl_test_device)->local_bytes) == KVL_OK;
+    const bool legal = kvl_setting_check(kernel, setting, kvl_device_caps(kvl_test_device)) == KVL_OK;
     kvl_error_clear();
     return legal;
 }
@@ -182,7 +182,7 @@ struct seen {
 static void count(void *context, const struct kvl_tune_step *step)
 {
     struct seen *seen = context;
-    assert_ok(kvl_setting_check(step->kernel, step->setting, kvl_device_caps(kvl_test_device)->local_bytes));
+    assert_ok(kvl_setting_check(step->kernel, step->setting, kvl_device_caps(kvl_test_device)));
     assert_true(step->rejected[0] != '\0' ? step->ratio == 0.0 : step->ratio > 0.0);
     seen->n++;
     seen->n_rejected += step->rejected[0] != '\0';
@@ -208,7 +208,7 @@ static void tuning_ends_in_a_legal_setting(void **state)
         assert_int_equal(seen.n, result.n_tried);
         assert_int_equal(seen.n_rejected, result.n_rejected);
         assert_true(result.n_tried >= 1 && result.n_tried <= 3 && result.metric > 0.0);
-        assert_ok(kvl_setting_check(kernel, &result.setting, kvl_device_caps(kvl_test_device)->local_bytes));
+        assert_ok(kvl_setting_check(kernel, &result.setting, kvl_device_caps(kvl_test_device)));
         const struct kvl_setting *now = &kvl_device_tuning(kvl_test_device)->setting[kernel - kvl_tune_kernels(&n)];
         assert_memory_equal(now, &result.setting, sizeof *now);
         kvl_device_restore(kvl_test_device, &before);

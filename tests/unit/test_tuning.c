@@ -51,6 +51,7 @@ static void declarations(void **state)
 {
     static const char *const names[] = {"attend", "clblast", "gemm", "gemv"};
     const struct kvl_setting defaults = {0};
+    const struct kvl_caps least = {.local_bytes = 32 << 10, .max_work_group = 64};
     size_t n;
     const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n);
     assert_int_equal(n, sizeof names / sizeof *names);
@@ -58,7 +59,7 @@ static void declarations(void **state)
         struct kvl_setting setting;
         assert_string_equal(kernel[i].name, names[i]);
         assert_true(kernel[i].n_tunables > 0 && kernel[i].metric[0] != '\0');
-        assert_ok(kvl_setting_check(&kernel[i], &defaults, 32 << 10)); /* the defaults run on the smallest device known */
+        assert_ok(kvl_setting_check(&kernel[i], &defaults, &least)); /* the defaults run on the smallest device known */
         for (size_t k = 0; k < kernel[i].n_attempts; k++) assert_ok(kvl_setting_parse(&kernel[i], kernel[i].attempt[k], &setting));
     }
     assert_int_equal(kvl_tuned(NULL, "gemm", "tile", false), kvl_tune_kernel_find("gemm")->tunable[3].value[0].number);
@@ -94,11 +95,20 @@ static void settings(void **state)
 
 static void constraints(void **state)
 {
-    const struct kvl_tune_kernel *gemm = kvl_tune_kernel_find("gemm"), *clblast = kvl_tune_kernel_find("clblast");
+    const struct kvl_tune_kernel *gemm = kvl_tune_kernel_find("gemm"), *clblast = kvl_tune_kernel_find("clblast"),
+                                 *attend = kvl_tune_kernel_find("attend");
     struct kvl_setting setting;
     assert_ok(kvl_setting_parse(gemm, "cols=576 tokens=192", &setting));
-    assert_ok(kvl_setting_check(gemm, &setting, 61440)); /* 64 * 576 + 128 * 192 */
-    assert_int_equal(kvl_setting_check(gemm, &setting, 61439), KVL_E_FORMAT);
+    struct kvl_caps caps = {.local_bytes = 61440, .max_work_group = 128}; /* 64 * 576 + 128 * 192 */
+    assert_ok(kvl_setting_check(gemm, &setting, &caps));
+    caps.local_bytes--;
+    assert_int_equal(kvl_setting_check(gemm, &setting, &caps), KVL_E_FORMAT);
+    kvl_error_clear();
+    assert_ok(kvl_setting_parse(attend, "group=128", &setting));
+    assert_ok(kvl_setting_check(attend, &setting, &caps));
+    assert_ok(kvl_setting_parse(attend, "group=256", &setting));
+    assert_int_equal(kvl_setting_check(attend, &setting, &caps), KVL_E_FORMAT);
+    assert_non_null(strstr(kvl_error_text(), "256 work-items in a group, the device has 128"));
     kvl_error_clear();
     assert_int_equal(kvl_setting_parse(clblast, "MWG=16", &setting), KVL_E_FORMAT); /* not a multiple of 8 x 4 */
     assert_non_null(strstr(kvl_error_text(), "MDIMC*VWM"));
@@ -203,7 +213,7 @@ static void damaged_files(void **state)
         kvl_free(&warnings);
         size_t n_kernels;
         const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n_kernels);
-        for (size_t i = 0; i < n_kernels; i++) assert_ok(kvl_setting_check(&kernel[i], &tuning.setting[i], pocl.local_bytes));
+        for (size_t i = 0; i < n_kernels; i++) assert_ok(kvl_setting_check(&kernel[i], &tuning.setting[i], &pocl));
     }
 }
 

@@ -446,27 +446,29 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #else
 /* What codes of a run of tokens are multiplied by, into `scaled` [NQ][RUN]: p, or p * scale of group g; and the sum of p * zero point, which
  * is left to the end where parameters are by channel. */
-void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, const KVL_QS float *p, float *scaled, float *base_sum)
+void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, const KVL_QS float *p, float16 *scaled, float *base_sum)
 {
-    for (uint r = 0; r < KVL_NQ; r++) {
-        float16 sum = 0.0f;
-        for (uint t = 0; t < RUN; t += 16) {
-            const float16 weight = vload16(0, p + r * KVL_B + t);
+    float16 sum[KVL_NQ];
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = 0.0f;
+    for (uint t = 0; t < RUN; t += 16) {
 #if TOKENS > 1
-            const float16 scale = 1.0f, zero = 1.0f;
+        const float16 scale = 1.0f, zero = 1.0f;
 #else
-            const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g * GROUP, t0 + t));
+        const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g * GROUP, t0 + t));
 #if KVL_OPT_ASYM
-            const float16 zero = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g * GROUP, t0 + t));
+        const float16 zero = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g * GROUP, t0 + t));
 #else
-            const float16 zero = -OFFSET * scale;
+        const float16 zero = -OFFSET * scale;
 #endif
 #endif
-            vstore16(weight * scale, 0, scaled + r * RUN + t);
-            sum = fma(weight, zero, sum);
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+        {
+            const float16 weight = vload16(0, p + r * KVL_B + t);
+            scaled[(r * RUN + t) / 16] = weight * scale;
+            sum[r] = fma(weight, zero, sum[r]);
         }
-        base_sum[r] = kvl_sum16(sum);
     }
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) base_sum[r] = kvl_sum16(sum[r]);
 }
 
 /* Words side by side in a vector: their codes j are neighbouring channels. */
@@ -505,8 +507,10 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint g = 0; g < N_GROUPS; g++) {
-        float scaled[KVL_NQ * RUN], base_sum[KVL_NQ];
-        KVL_FN(scale_weights)(params, g, t0, p, scaled, base_sum);
+        float16 vectors[KVL_NQ * RUN / 16];
+        float base_sum[KVL_NQ];
+        const float *scaled = (const float *)vectors;
+        KVL_FN(scale_weights)(params, g, t0, p, vectors, base_sum);
         KVL_QS float *group = acc + g * GROUP;
 #ifdef LANES
         for (uint b = 0; b < SPAN; b += LANES * WIDE) {

@@ -4,7 +4,7 @@
 Independent of kvlab: a llama forward pass in numpy on the dequantized weights. Needs numpy and the gguf package.
 
     build/kvlab tokenize -m M.gguf -f data/text/wiki.test.raw > ids.txt
-    python3 experiments/e01_int4_spread/spread.py M.gguf ids.txt [--chunks 40] [--orders 3] [--bits 4] [-o nll.csv]
+    python3 experiments/e04_int4_spread/spread.py M.gguf ids.txt [--chunks 40] [--orders 3] [--bits 4] [-o nll.csv]
 
 An order is a seed: the channels of the residual stream and of every feed-forward block are renamed by a random permutation. That is the same function,
 and every sum over channels adds its terms in another order. Order 0 is the file's own. The float64 run stands for exact sums; KLD and top-1 are against the f16 cache in float32.

@@ -1,0 +1,257 @@
+#include "prompt.h"
+#include "compose.h"
+#include "evidence.h"
+#include "mem.h"
+#include "rng.h"
+#include <string.h>
+
+/* Evidence of one layer, on the host. */
+struct evidence {
+    struct kvl_score_needs needs;
+    float *q_pre, *k_pre; /* [Hq][T][D], [H][T][D] before RoPE */
+    float *q;             /* [Hq][n_query][D] */
+    float *k, *v;         /* [H][T][D] */
+    float *mean, *covariance, *column_sum, *normal;
+    uint32_t n_query;
+};
+
+struct kvl_prompt {
+    struct kvl_device *device;
+    struct kvl_cache *cache, *rows; /* rows: one layer, full precision */
+    struct kvl_spec *rows_spec;
+    struct kvl_prompt_model model;
+    struct kvl_buffer *kept;        /* offsets [H + 1], tokens [H * T] */
+    struct kvl_kernel *gather;
+    uint32_t n_token, layer;
+    struct evidence evidence;
+    float *piece;                   /* [ubatch][q_stride] a stage read back */
+};
+
+static const struct kvl_cache_dims *dims_of(const struct kvl_prompt *p) { return &kvl_cache_plan(p->cache)->dims; }
+
+static const struct kvl_layer_spec *spec_of(const struct kvl_prompt *p, uint32_t l)
+{
+    return kvl_spec_layer(kvl_cache_plan(p->cache)->config.spec, l);
+}
+
+static uint32_t stride_of(const struct kvl_prompt *p)
+{
+    return (dims_of(p)->n_head + 2 * dims_of(p)->n_kv_head) * dims_of(p)->head_dim;
+}
+
+static kvl_status new_rows(struct kvl_prompt *p)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = kvl_cache_plan(p->cache);
+    struct kvl_cache_plan rows = {0};
+    struct kvl_cache_dims dims = plan->dims;
+    dims.n_layer = 1;
+    KVL_TRY(kvl_spec_parse(plan->config.exact ? "f32" : "f16", &p->rows_spec));
+    const struct kvl_cache_config config = {p->rows_spec, p->n_token, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
+    KVL_TRY(kvl_cache_plan_make(&dims, &config, &plan->limits, &rows));
+    KVL_TRY(kvl_cache_new(p->device, &rows, &p->rows));
+done:
+    kvl_cache_plan_free(&rows);
+    return status;
+}
+
+kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, uint32_t n_token, const struct kvl_prompt_model *model,
+                          struct kvl_prompt **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_prompt *p = NULL;
+    struct kvl_program *program = NULL;
+    KVL_TRY(kvl_alloc(&p, 1, sizeof *p));
+    p->device = device;
+    p->cache = cache;
+    p->n_token = n_token;
+    p->model = *model;
+    const uint32_t heads = dims_of(p)->n_kv_head;
+    KVL_TRY(new_rows(p));
+    KVL_TRY(kvl_buffer_new(device, "kept tokens", -1, KVL_MEM_SCRATCH, (heads + 1 + (uint64_t)heads * n_token) * sizeof(uint32_t), false, &p->kept));
+    KVL_TRY(kvl_alloc(&p->piece, (size_t)kvl_cache_ubatch(&kvl_cache_plan(cache)->config) * stride_of(p), sizeof *p->piece));
+    KVL_TRY(kvl_compose_program(device, kvl_cache_plan(p->rows), kvl_cache_plan(p->rows)->layer, "gather.cl", 1, &program));
+    KVL_TRY(kvl_kernel_get(program, "kvl_gather", &p->gather));
+    *out = p;
+    p = NULL;
+done:
+    kvl_prompt_free(&p);
+    return status;
+}
+
+static void free_evidence(struct evidence *e)
+{
+    float **all[] = {&e->q_pre, &e->k_pre, &e->q, &e->k, &e->v, &e->mean, &e->covariance, &e->column_sum, &e->normal};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kvl_free(all[i]);
+    *e = (struct evidence){0};
+}
+
+void kvl_prompt_free(struct kvl_prompt **prompt)
+{
+    struct kvl_prompt *p = *prompt;
+    if (p == NULL) return;
+    free_evidence(&p->evidence);
+    kvl_cache_free(&p->rows);
+    kvl_spec_free(&p->rows_spec);
+    kvl_buffer_free(&p->kept);
+    kvl_free(&p->piece);
+    kvl_free(prompt);
+}
+
+bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l)
+{
+    struct kvl_score_needs needs;
+    kvl_keep_needs(spec_of(p, l), &needs);
+    return needs.what & KVL_NEED_OUTPUT;
+}
+
+/* ---- evidence ---- */
+
+static bool wants(const struct evidence *e, uint32_t what) { return e->needs.what & what; }
+
+kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    const size_t d = dims_of(p)->head_dim, q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, n = p->n_token;
+    struct evidence *e = &p->evidence;
+    free_evidence(e);
+    kvl_cache_reset(p->rows);
+    p->layer = l;
+    kvl_keep_needs(spec_of(p, l), &e->needs);
+    if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
+    e->n_query = e->needs.queries < n ? e->needs.queries : (uint32_t)n;
+    KVL_TRY(kvl_alloc(&e->q, q_heads * e->n_query * d, sizeof(float)));
+    if (wants(e, KVL_NEED_QUERY_STATS)) KVL_TRY(kvl_alloc(&e->q_pre, q_heads * n * d, sizeof(float)));
+    if (wants(e, KVL_NEED_K)) KVL_TRY(kvl_alloc(&e->k_pre, kv_heads * n * d, sizeof(float)));
+done:
+    return status;
+}
+
+static kvl_status read_piece(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *stage)
+{
+    return kvl_buffer_read(stage, 0, (uint64_t)n * stride_of(p) * sizeof(float), p->piece);
+}
+
+/* Copies the rows that n tokens of the piece have of `heads` heads, the first of which begins at float `at`, into to [heads][n_rows][D],
+ * where the piece's token `from` is row `row`. */
+static void copy_heads(const struct kvl_prompt *p, uint32_t heads, size_t at, uint32_t from, uint32_t n, float *to, uint32_t n_rows, uint32_t row)
+{
+    const size_t d = dims_of(p)->head_dim;
+    for (uint32_t t = from; t < n; t++)
+        for (uint32_t h = 0; h < heads; h++)
+            memcpy(to + ((size_t)h * n_rows + row + t - from) * d, p->piece + t * (size_t)stride_of(p) + at + h * d, d * sizeof *to);
+}
+
+kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, struct kvl_buffer *out)
+{
+    kvl_status status = KVL_OK;
+    struct evidence *e = &p->evidence;
+    const uint32_t first = kvl_cache_position(p->rows), q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, d = dims_of(p)->head_dim;
+    const uint32_t first_query = p->n_token - e->n_query, from = first_query > first ? first_query - first : 0;
+    if (e->q_pre != NULL || e->k_pre != NULL) {
+        KVL_TRY(read_piece(p, n, stage));
+        if (e->q_pre != NULL) copy_heads(p, q_heads, 0, 0, n, e->q_pre, p->n_token, first);
+        if (e->k_pre != NULL) copy_heads(p, kv_heads, (size_t)q_heads * d, 0, n, e->k_pre, p->n_token, first);
+    }
+    KVL_TRY(kvl_cache_step(p->rows, 0, n, stage, rotary, p->model.rope_dim, out));
+    if (from < n) {
+        KVL_TRY(read_piece(p, n, stage));
+        copy_heads(p, q_heads, 0, from, n, e->q, e->n_query, first + from - first_query);
+    }
+    kvl_cache_advance(p->rows, n);
+done:
+    return status;
+}
+
+/* The rest of the evidence: from the rows, and from what was collected. */
+static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_score_input *in)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_dims *dims = dims_of(p);
+    const size_t d = dims->head_dim, n = p->n_token, rows = dims->n_kv_head * n * d;
+    struct evidence *e = &p->evidence;
+    if (wants(e, KVL_NEED_K | KVL_NEED_QUERIES | KVL_NEED_COLUMN_SUMS)) {
+        KVL_TRY(kvl_alloc(&e->k, rows, sizeof(float)));
+        KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_K, 0, (uint32_t)n, e->k));
+    }
+    if (wants(e, KVL_NEED_V)) {
+        KVL_TRY(kvl_alloc(&e->v, rows, sizeof(float)));
+        KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_V, 0, (uint32_t)n, e->v));
+    }
+    if (wants(e, KVL_NEED_QUERY_STATS)) {
+        KVL_TRY(kvl_alloc(&e->mean, dims->n_head * d, sizeof(float)));
+        KVL_TRY(kvl_alloc(&e->covariance, dims->n_head * d * d, sizeof(float)));
+        KVL_TRY(kvl_query_stats(e->q_pre, dims->n_head, (uint32_t)n, (uint32_t)d, e->needs.first_query, e->mean, e->covariance));
+    }
+    if (wants(e, KVL_NEED_NORMALS)) {
+        const uint64_t count = dims->n_kv_head * d * e->needs.normals;
+        KVL_TRY(kvl_alloc(&e->normal, count, sizeof(float)));
+        for (uint64_t i = 0; i < count; i++) e->normal[i] = (float)kvl_rng_normal(p->layer, i);
+    }
+    *in = (struct kvl_score_input){
+        .struct_size = sizeof *in, .layer = p->layer, .n_layer = dims->n_layer, .n_token = (uint32_t)n, .n_head = dims->n_head,
+        .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->n_query,
+        .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
+        .rope_freq = p->model.rope_freq};
+    if (wants(e, KVL_NEED_COLUMN_SUMS)) {
+        KVL_TRY(kvl_alloc(&e->column_sum, dims->n_head * n, sizeof(float)));
+        KVL_TRY(kvl_attention_columns(in, e->column_sum));
+        in->column_sum = e->column_sum;
+    }
+done:
+    return status;
+}
+
+/* ---- what stays ---- */
+
+/* What becomes of the keys' RoPE: KVL_GATHER_* of cl/gather.cl. */
+enum { GATHER_AS_THEY_ARE, GATHER_TO_PLACES, GATHER_UNTURNED };
+
+/* Places first .. first + n - 1 of every head, from the rows into the stage. */
+static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary)
+{
+    const struct kvl_layer_spec *spec = spec_of(p, p->layer);
+    const uint32_t turn = spec->rope == KVL_STORE_PRE_ROPE ? GATHER_UNTURNED : spec->pos == KVL_POS_COMPACT ? GATHER_TO_PLACES : GATHER_AS_THEY_ARE;
+    const struct kvl_arg own[] = {KVL_BUF(p->kept), KVL_U32(first), KVL_U32(turn), KVL_BUF(rotary), KVL_U32(p->model.rope_dim), KVL_BUF(stage)};
+    return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
+}
+
+static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *selection, struct kvl_buffer *stage, struct kvl_buffer *rotary)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t heads = dims_of(p)->n_kv_head, u = kvl_cache_ubatch(&kvl_cache_plan(p->cache)->config);
+    uint32_t *count = NULL, most = 0;
+    KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
+    for (uint32_t h = 0; h < heads; h++) {
+        count[h] = selection->offset[h + 1] - selection->offset[h];
+        most = count[h] > most ? count[h] : most;
+    }
+    KVL_TRY(kvl_buffer_write(p->kept, 0, (heads + 1) * sizeof(uint32_t), selection->offset));
+    if (selection->offset[heads] != 0)
+        KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
+    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count));
+    kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
+    for (uint32_t first = 0; first < most; first += u) {
+        const uint32_t n = most - first < u ? most - first : u;
+        KVL_TRY(gather(p, first, n, stage, rotary));
+        KVL_TRY(kvl_cache_fill_rows(p->cache, p->layer, n, stage, rotary, p->model.rope_dim));
+    }
+    KVL_TRY(kvl_cache_fill_end(p->cache, p->layer, p->n_token, count));
+done:
+    kvl_free(&count);
+    return status;
+}
+
+kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                               struct kvl_selection *selection)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_score_input in;
+    *selection = (struct kvl_selection){0};
+    KVL_TRY(complete(p, w_o, &in));
+    KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
+    KVL_TRY(hand_over(p, selection, stage, rotary));
+done:
+    if (status != KVL_OK) kvl_selection_free(selection);
+    return status;
+}

@@ -1,0 +1,34 @@
+/* A prompt on its way through the layers, one at a time: the layer at work attends in full precision; its scores then say what stays, and only
+ * that is encoded. Cache bytes at any time: one layer's rows in full precision, and the compressed rest. */
+#ifndef KVL_PROMPT_H
+#define KVL_PROMPT_H
+#include "cache.h"
+#include "select.h"
+
+struct kvl_prompt;
+
+/* What scores need to know of the model. */
+struct kvl_prompt_model {
+    uint32_t n_embd, rope_dim;
+    const float *rope_freq; /* [rope_dim / 2], borrowed */
+};
+
+/* For prompts of n_token tokens into `cache`, whose plan evicts. Both outlive it. */
+kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, uint32_t n_token, const struct kvl_prompt_model *model,
+                          struct kvl_prompt **out);
+void kvl_prompt_free(struct kvl_prompt **prompt);
+
+/* Whether layer l's scores want the attention's output matrix. */
+bool kvl_prompt_needs_output(const struct kvl_prompt *prompt, uint32_t l);
+
+/* Starts layer l; then its tokens in pieces of at most the cache's ubatch: RoPE, append, attend, as kvl_cache_step does. out NULL: store
+ * only. Blocks where scores want queries. */
+kvl_status kvl_prompt_layer(struct kvl_prompt *prompt, uint32_t l);
+kvl_status kvl_prompt_step(struct kvl_prompt *prompt, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, struct kvl_buffer *out);
+
+/* The layer's last piece is through: scores, selects and hands what stays to the cache. The stage is overwritten. w_o: [E][Hq * D] or NULL.
+ * Blocks where the layer has scores. selection: what stayed; free with kvl_selection_free. */
+kvl_status kvl_prompt_compress(struct kvl_prompt *prompt, const float *w_o, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                               struct kvl_selection *selection);
+
+#endif

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# The report in a real browser (headless Chromium): no console errors, nothing from a network, numbers in the page equal those in the run
+# files, charts are painted, tables sort, names in files are not run as HTML. Called with the program and the project's root.
+# KVLAB_SHOTS=FOLDER keeps screenshots: light, dark, phone, print.
+set -euo pipefail
+program=$1 root=$2
+browser=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
+python3 -c 'import h5py' 2>/dev/null || { echo "skipped: no python3 with h5py"; exit 77; }
+[[ $("$program" devices --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["devices"]))') != 0 ]] || { echo "skipped: no OpenCL device"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+fail() { echo "FAILED: $*"; exit 1; }
+model=$root/data/models/tiny.gguf
+for kv in f16 int8 int4; do "$program" eval kld -m "$model" -f "$root/LICENSE" -c 64 --chunks 17 --kv "$kv" --profile -o "runs/$kv.h5" &>/dev/null; done
+hostile='<img src=x onerror=console.error(1)><!--.h5'
+"$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 2 -o "runs/$hostile" &>/dev/null
+"$program" bench -m "$model" -p 16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
+
+"$program" report runs -o page.html >out || fail "report"
+[[ $(cat out) == "page.html: 5 runs" ]] || fail "$(cat out)"
+! grep -oE '(src|href)="?(https?:)?//' page.html || fail "the page loads something"
+
+browse() { # ARGUMENT...: stderr in err; fails on a console message
+    timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir="$work/profile" --enable-logging=stderr \
+        --host-resolver-rules="MAP * ~NOTFOUND" --virtual-time-budget=5000 "$@" 2>err || fail "the browser: $(tail -n 5 err)"
+    ! grep CONSOLE err || fail "messages on the console"
+}
+
+# What a person would do is done by a script at the end of a copy: sort by perplexity, up and down; count painted pixels.
+python3 - <<'PYTHON'
+page = open("page.html").read()
+probe = """<script>
+const head = [...document.querySelectorAll("#runs th")].find((th) => th.textContent === "perplexity");
+const order = () => [...document.querySelectorAll("#runs td[data-key=quality_ppl]")].map((td) => td.dataset.value ?? "").join(" ");
+const result = { before: order() };
+head.querySelector("button").click(); result.up = order(); result.sort = head.getAttribute("aria-sort");
+head.querySelector("button").click(); result.down = order();
+result.painted = [...document.querySelectorAll("canvas")].map((c) => c.getContext("2d").getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && x > 0).length);
+result.hidden = [...document.querySelectorAll("main section")].filter((s) => s.hidden).map((s) => s.id);
+document.body.append(Object.assign(document.createElement("pre"), { id: "probe", textContent: JSON.stringify(result) }));
+</script></body>"""
+open("probe.html", "w").write(page.replace("</body>", probe))
+PYTHON
+browse --dump-dom "file://$work/probe.html" >dom.html
+python3 - <<'PYTHON' || fail "the page and the files differ"
+import glob, html, json, math, re, h5py
+dom = open("dom.html").read()
+result = json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.S).group(1)))
+assert result["hidden"] == [], result
+assert len(result["painted"]) == 3 and min(result["painted"]) > 2000, result
+up = [float(x) for x in result["up"].split()]
+assert result["sort"] == "ascending" and len(up) == 4 and up == sorted(up) and [float(x) for x in result["down"].split()] == up[::-1], result
+
+def table(name):
+    body = re.search(rf'<section id="{name}">.*?<tbody>(.*?)</tbody>', dom, re.S).group(1)
+    cell = r'<td data-key="(\w+)"(?: data-value="([^"]*)")?[^>]*>(.*?)</td>'
+    return [{k: float(v) if v else html.unescape(t) for k, v, t in re.findall(cell, row, re.S)} for row in re.findall(r"<tr>(.*?)</tr>", body, re.S)]
+
+runs = {row["file"]: row for row in table("runs")}
+assert sorted(runs) == sorted(glob.glob("runs/*.h5")), list(runs)
+checked = 0
+for path, row in runs.items():
+    f = h5py.File(path)
+    for key, value in row.items():
+        group, _, name = key.partition("_")
+        if isinstance(value, float):
+            # cJSON writes as few digits as come back within one unit in the last place
+            assert math.isclose(value, f[group].attrs[name], rel_tol=5e-16), (path, key, value, f[group].attrs[name])
+            checked += 1
+bench = h5py.File("runs/bench.h5")["bench"]
+speeds = [r["tokens_per_s"] for r in table("speeds") if r["file"] == "runs/bench.h5"]
+same = lambda a, b: len(a) == len(b) and all(math.isclose(x, y, rel_tol=5e-16) for x, y in zip(a, b))
+assert same(speeds, bench["tokens_per_s"]), speeds
+kernels = [r["ns_sum"] for r in table("kernels") if r["file"] == "runs/f16.h5"]
+assert same(kernels, h5py.File("runs/f16.h5")["kernels/ns_sum"]), kernels
+assert "<img" not in dom and "&lt;img src=x" in dom
+print(f"{checked} numbers of {len(runs)} runs, {len(speeds)} speeds and {len(kernels)} kernel times are those of the files")
+PYTHON
+if [[ -n ${KVLAB_SHOTS:-} ]]; then
+    mkdir -p "$KVLAB_SHOTS"
+    browse --window-size=1200,3200 --screenshot="$KVLAB_SHOTS/light.png" "file://$work/page.html"
+    browse --window-size=1200,3200 --blink-settings=preferredColorScheme=0 --screenshot="$KVLAB_SHOTS/dark.png" "file://$work/page.html"
+    browse --window-size=500,3600 --screenshot="$KVLAB_SHOTS/phone.png" "file://$work/page.html"
+    browse --print-to-pdf="$KVLAB_SHOTS/print.pdf" "file://$work/page.html"
+fi
+
+echo broken >runs/broken.h5
+rc=0
+"$program" report runs -o page.html >out 2>err || rc=$?
+[[ $rc == 1 ]] && grep -q 'left out: runs/broken.h5' err || fail "a broken file: exit code $rc: $(cat err)"
