@@ -64,6 +64,8 @@ static const struct {
 } settings[] = {
     {{1, 1, 1, 128}, "kivi", 4096},
     {{1, 1, 1, 128}, "kivi(bits=4)", 4096},
+    {{1, 1, 1, 128}, "gear", 4096},
+    {{1, 1, 1, 128}, "gear(bits=4,block=128,rank=4)", 4096},
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };
