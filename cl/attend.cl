@@ -1,4 +1,11 @@
-/* attend.cl: attention over pages and exact rows, on codes. No buffer holds a dequantized cache. */
+/* attend.cl: attention over pages and exact rows, on codes. No buffer holds a dequantized cache.
+ *
+ * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores with other work beside (us, PoCL 3.1 |
+ * Intel 2026.2): f16 75..78 | 73..75, int8 86..92 | 80..83, int4 84..88 | 74..78. f16 moves at 80 % of the read bandwidth; int8 and int4 are
+ * bound by the three fma a vector (47 us) and its conversion, which share ports. What did not help:
+ *   the next block's pages fetched ahead, a line an instruction: 113 | 113 instead of 91 | 82 (int8): they wait where the sums would
+ *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89
+ *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero */
 
 #if KVL_WG == 1
 #define KVL_BARRIER
@@ -81,18 +88,18 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
 
 /* Adds this item's share of a block's weighted values to acc [KVL_PARTS][KVL_NQ][KVL_D]. slot: of the block's first token in its page. */
-void kvl_add_values(const KVL_GLOBAL uchar *block, uint slot, const KVL_QS float *p, KVL_QS float *acc, uint item)
+void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint slot, const KVL_QS float *p, KVL_QS float *acc, uint item)
 {
 #if KVL_VECTORS && KVL_V_HAS_ACCUMULATE
     if (item == 0)
-        for (uint t0 = 0; t0 < KVL_B; t0 += KVL_SLICE) kvl_v_accumulate(block, 0, slot + t0, p + t0, acc);
+        for (uint t0 = 0; t0 < KVL_B; t0 += KVL_SLICE) kvl_v_accumulate(block, table, slot + t0, p + t0, acc);
 #else
     for (uint share = item; share < KVL_EIGHTS * KVL_PARTS; share += KVL_WG) {
         const uint c = share % KVL_EIGHTS * 8, part = share / KVL_EIGHTS;
         KVL_QS float *sum = acc + part * KVL_NQ * KVL_D + c;
         for (uint t = part; t < KVL_B; t += KVL_PARTS) {
             float v[8];
-            kvl_v_load8(block, 0, slot + t, c, v);
+            kvl_v_load8(block, table, slot + t, c, v);
             for (uint r = 0; r < KVL_NQ; r++)
                 for (uint i = 0; i < 8; i++) sum[r * KVL_D + i] = fma(p[r * KVL_B + t], v[i], sum[r * KVL_D + i]);
         }
@@ -229,7 +236,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, 0, index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
@@ -262,7 +269,9 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
                 for (uint t = max(base, exact_from[r]); t < base + KVL_B; t++) s[r * KVL_B + t - base] = 0.0f;
         }
         KVL_BARRIER;
-        if (v_encoded) kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), index % KVL_V_P, s, acc, item);
+        if (v_encoded)
+            kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), kvl_v_table(tables, h, view), index % KVL_V_P, s, acc,
+                           item);
         KVL_BARRIER;
     }
 #if KVL_PARTS > 1
@@ -289,25 +298,35 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     }
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row, whose items share the channels. */
+/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row: its items look at a split each, then add up a channel
+ * each (in turns of KVL_WG). */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
                                                                           uint n_splits)
 {
     const uint item = get_local_id(0);
     const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_D + 2);
-    partial += row * (KVL_D + 2);
+    KVL_QS float tops[KVL_WG], weights[KVL_WG], sums[KVL_WG];
     float top = -FLT_MAX, total = 0.0f, acc[(KVL_D + KVL_WG - 1) / KVL_WG];
-    for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + i * step;
-        if (p[KVL_D + 1] > 0.0f) top = fmax(top, p[KVL_D]);
-    }
     for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
-    for (uint i = 0; i < n_splits; i++) {
-        global const float *p = partial + i * step;
-        if (!(p[KVL_D + 1] > 0.0f)) continue;
-        const float weight = exp(p[KVL_D] - top);
-        total = fma(weight, p[KVL_D + 1], total);
-        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weight, p[c], acc[c / KVL_WG]);
+    for (uint first = 0; first < n_splits; first += KVL_WG) {
+        global const float *p = partial + first * step + row * (KVL_D + 2);
+        const bool seen = first + item < n_splits && p[item * step + KVL_D + 1] > 0.0f;
+        tops[item] = seen ? p[item * step + KVL_D] : -FLT_MAX;
+        sums[item] = seen ? p[item * step + KVL_D + 1] : 0.0f;
+        KVL_BARRIER;
+        float best = top;
+        for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
+        weights[item] = seen ? exp(tops[item] - best) : 0.0f;
+        KVL_BARRIER;
+        const float keep = top == best ? 1.0f : exp(top - best);
+        total *= keep;
+        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] *= keep;
+        for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
+            total = fma(weights[i], sums[i], total);
+            for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
+        }
+        top = best;
+        KVL_BARRIER;
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
     for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[c / KVL_WG] * inverse;

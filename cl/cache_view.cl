@@ -5,7 +5,7 @@
  *   KVL_B              tokens of one attention block, divides both pages; KVL_SLICE divides it
  *   KVL_WG             work-items that share a tile; 1: no barriers, and what they would share is private (PoCL 3.1 needs minutes to
  *                      compile a kernel with barriers under conditions in a loop)
- *   KVL_K_*, KVL_V_*   page tokens, table and aux sizes of the two sides (contract.cl)
+ *   KVL_K_*, KVL_V_*   page tokens, calibration table and aux sizes of the two sides (contract.cl)
  *
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
  * With KVL_RAGGED the heads of a layer may have lost different numbers of tokens. The tokens that a head has kept, and those that came later,
@@ -23,13 +23,14 @@ typedef struct {
     uint k_lag, v_lag;
     uint k_slots, v_slots;     /* pages a stream */
     uint n_splits, q_stride;   /* q_stride: floats between tokens of the stage */
+    uint k_table, v_table;     /* of the layer's calibration tables [H][KVL_K_TABLE] in the tables, floats */
 } kvl_view;
 
 #define KVL_VIEW_PARAMS                                                                                                \
     uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
-        uint v_slots, uint n_splits, uint q_stride
+        uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table
 #define KVL_VIEW_INIT                                                                                                  \
-    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride}
+    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table}
 
 /* First token of a head's sequence of `end` that is not encoded. */
 uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
@@ -58,13 +59,17 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 ulong kvl_k_entry(uint h, uint i, kvl_view v) { return (ulong)h * v.k_slots + i / KVL_K_P % v.k_slots; }
 ulong kvl_v_entry(uint h, uint i, kvl_view v) { return (ulong)KVL_H * v.k_slots + (ulong)h * v.v_slots + i / KVL_V_P % v.v_slots; }
 
+/* Calibration table of a stream's side. */
+const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.k_table + (ulong)h * KVL_K_TABLE; }
+const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
+
 /* Exact rows of a layer: K [H][sink + ring][D], then V. */
 ulong kvl_exact_bytes(kvl_view v) { return (ulong)(v.sink + v.ring) * KVL_D * (KVL_EXACT_HALF ? 2 : 4); }
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
     kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)),
-                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring};
+                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring, 0};
     return rows;
 }
 

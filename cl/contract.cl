@@ -17,7 +17,8 @@
  *           void  KVL_FN(accumulate)(block, table, t0, p, acc)      acc[r * KVL_D + c] += sum_i p[r * KVL_B + i] * token t0 + i
  *
  * block points to a page of this role, 16-byte aligned at least as its shape() asked; slots never written hold zeros.
- * table is the stream's calibration table or a null pointer. A body undefines the macros it defines.
+ * table is the stream's calibration table; it points nowhere for codecs whose shape() asks for none. A body undefines the macros it defines.
+ * encode() tells the core with kvl_count_overflow() how many elements it had no room for in a part of fixed capacity.
  * Non-finite inputs are replaced with kvl_clamp_half() by codecs that store 16-bit or narrower numbers. */
 
 /* Vectors that one pass of scores() or accumulate() works on side by side: enough independent sums to hide the latency of fma, few enough to
@@ -36,7 +37,13 @@ typedef struct {
     const KVL_GLOBAL uchar *exact; /* sink rows, then the ring of tail rows; KVL_EXACT_HALF: binary16, else binary32 */
     ulong stage_stride;
     uint stage_token, first, sink, ring; /* ring: tail rows */
+    KVL_GLOBAL uint *status;             /* counts of non-finite inputs and of overflow; null when rows are only read */
 } kvl_rows;
+
+void kvl_count_overflow(kvl_rows x, uint count)
+{
+    if (count != 0) atomic_add(x.status + 1, count);
+}
 
 /* Row index in `exact` of a token that is not in the stage. */
 uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + token % x.ring; }

@@ -1,4 +1,4 @@
-/* gemv.cl: Y[T][rows] = X[T][cols] W^T for T <= KVL_GEMV_T tokens; each weight is read once.
+/* gemv.cl: Y[T][rows] = X[T][cols] W^T for T <= KVL_GEMV_T tokens; each weight is read once. For devices with vectors in a work-item.
  *
  * kvl_gemv: f32 activations, one fma chain over the columns in order an output, as in gemm.cl: the same bits. Two panels go side by
  * side, so that their chains overlap.

@@ -66,22 +66,23 @@ kernel void kvl_unrotate_output(global float *out, KVL_TURN_PARAMS)
 #endif
 
 /* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */
-void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, kvl_rows rows, uint h, bool is_k, uint first, uint end, kvl_view view,
-                      global uint *status)
+void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, global const float *tables, kvl_rows rows, uint h, bool is_k, uint first, uint end,
+                      kvl_view view, global uint *status)
 {
     uint bad = 0;
     for (uint i = 0; i < end - first; i++)
         for (uint c = 0; c < KVL_D; c++) bad += !isfinite(kvl_row_at(rows, i, c));
     if (bad != 0) atomic_add(status, bad);
+    rows.status = status;
     const uint slot = first - view.sink;
     global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
-    if (is_k) kvl_k_encode(block, 0, slot % KVL_K_P, end - first, rows);
-    else kvl_v_encode(block, 0, slot % KVL_V_P, end - first, rows);
+    if (is_k) kvl_k_encode(block, kvl_k_table(tables, h, view), slot % KVL_K_P, end - first, rows);
+    else kvl_v_encode(block, kvl_v_table(tables, h, view), slot % KVL_V_P, end - first, rows);
 }
 
 /* Seals tokens [first, sealed) of both sides; one work-item a kv head, page and side. */
 kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-                     ulong exact_offset, uint k_first, uint v_first, global uint *status, KVL_VIEW_PARAMS)
+                     ulong exact_offset, uint k_first, uint v_first, global const float *tables, global uint *status, KVL_VIEW_PARAMS)
 {
     table += table_offset;
     const uint h = get_global_id(0);
@@ -97,7 +98,7 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
     const uint page = (side_first - sink) / page_tokens + get_global_id(1);
     const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
     if (first >= end) return;
-    kvl_encode_range(KVL_SLAB_ARGS, table, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end, view,
+    kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end, view,
                      status);
 }
 
@@ -118,7 +119,7 @@ kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_o
     if (first >= end) return;
     for (uint t = first; t < end; t++) kvl_finish_row(stage, turn, position + t - p0, t - p0, head, q_stride, round_exact);
     if (is_query) return;
-    kvl_encode_range(KVL_SLAB_ARGS, table, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
+    kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
                      status);
 }
 
@@ -149,7 +150,7 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
 
 /* For checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a kv head and token. */
 kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, uint first, uint count, uint is_k,
-                            global float *out, KVL_VIEW_PARAMS)
+                            global const float *tables, global float *out, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
     table += table_offset;
@@ -158,8 +159,8 @@ kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong ta
     const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
     for (uint c = 0; c < KVL_D; c += 8) {
         float o[8];
-        if (is_k) kvl_k_load8(block, 0, slot % KVL_K_P, c, o);
-        else kvl_v_load8(block, 0, slot % KVL_V_P, c, o);
+        if (is_k) kvl_k_load8(block, kvl_k_table(tables, h, view), slot % KVL_K_P, c, o);
+        else kvl_v_load8(block, kvl_v_table(tables, h, view), slot % KVL_V_P, c, o);
         for (uint j = 0; j < 8; j++) row[c + j] = o[j];
     }
 }

@@ -63,7 +63,7 @@ enum { KVL_ROLE_K = 1, KVL_ROLE_V = 2, KVL_ROLE_JOINT = 4 };
 enum { KVL_ROPE_POST = 1, KVL_ROPE_PRE = 2 };
 enum {
     KVL_CODEC_MOVABLE = 1,     /* device body has move(): one token to another slot */
-    KVL_CODEC_NEEDS_TABLE = 2, /* needs a calibration table */
+    KVL_CODEC_NEEDS_TABLE = 2, /* shape() asks for a calibration table and calibrate() makes one */
     KVL_CODEC_HAS_SCORES = 4,  /* device body has prepare(), scores() (K) */
     KVL_CODEC_HAS_ACCUMULATE = 8, /* device body has accumulate() (V) */
     KVL_CODEC_NO_ROTATION = 16 /* tells channels apart by what they hold: refused with rot= */
@@ -101,6 +101,14 @@ struct kvl_known_answer {     /* run on every device by `kvlab check`; decoded m
 
 typedef void (*kvl_define_fn)(void *context, const char *name, int64_t value); /* becomes -D KVL_OPT_<name>=<value> for this body */
 
+/* Takes what calibrate() found. */
+struct kvl_calibration {      /* struct_size grows with it */
+    uint32_t struct_size, reserved;
+    void *context;
+    /* The next n floats of a stream's table, under a name for the file. Non-zero: stop and return it. */
+    int (*put)(void *context, const char *name, uint32_t n, const float *values);
+};
+
 struct kvl_codec {
     struct kvl_plugin_head head;
     uint32_t roles, rope_stages, flags, reserved;
@@ -108,7 +116,7 @@ struct kvl_codec {
     int (*shape)(const void *priv, const struct kvl_codec_dims *dims, struct kvl_codec_shape *out);
     /* Exact bytes, by class, of n sealed tokens that start at slot 0 of a page. */
     int (*bytes)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, struct kvl_codec_bytes *out);
-    /* The specification. block: P tokens; x [n][D] are tokens t0 .. t0+n-1 of it. table may be NULL. */
+    /* The specification. block: P tokens; x [n][D] are tokens t0 .. t0+n-1 of it. table: of the stream, NULL if the codec has none. */
     int (*ref_encode)(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n, const float *x,
                       uint8_t *block);
     int (*ref_decode)(const void *priv, const struct kvl_codec_dims *dims, const float *table, uint32_t t0, uint32_t n,
@@ -116,6 +124,11 @@ struct kvl_codec {
     void (*defines)(const void *priv, const struct kvl_codec_dims *dims, kvl_define_fn define, void *context);
     const struct kvl_known_answer *known_answers;
     uint32_t n_known_answers, reserved2;
+    /* ---- since ABI 1.1 ---- */
+    /* Fills one stream's table (shape's table_floats) from n of its rows x [n][D], as encode() would be given them: before or after RoPE as the
+     * user stores them, sinks left out. Names, sizes and their order depend on priv and dims alone. */
+    int (*calibrate)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
+    const float *const *known_tables; /* [n_known_answers]: table of each known answer; NULL = none has one */
 };
 
 /* ---- score: what each cached token of each kv head is worth; the higher, the more worth keeping ---- */

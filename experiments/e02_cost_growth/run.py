@@ -84,7 +84,7 @@ def draw(rows, fits, path):
     # Colours of Okabe and Ito, told apart by people of any colour vision.
     colours = dict(zip(CACHES, ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]))
     for phase, cache, *coefficients, _ in fits:
-        panel = panels[phase == "prefill"]
+        panel = panels[int(phase == "prefill")]
         tokens, ns = medians(rows, phase, cache)
         line = np.linspace(0, tokens[-1], 200)
         panel.plot(tokens, ns * 1e-6, "o", color=colours[cache], label=cache)

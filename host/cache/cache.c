@@ -60,7 +60,17 @@ done:
     return status;
 }
 
-/* Each distinct rotation's matrices to where the plan has them. */
+static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
+{
+    if (side->shape.table_floats == 0) return KVL_OK;
+    if (side->table == NULL)
+        return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
+                                     "then add table=table.h5 to the spec", side->codec->head.name);
+    memcpy(floats + side->table_offset, side->table, (size_t)n_kv_head * side->shape.table_floats * sizeof *floats);
+    return KVL_OK;
+}
+
+/* Each rotation's matrices and each stream's calibration to where the plan has them. */
 static kvl_status write_tables(struct kvl_cache *cache)
 {
     kvl_status status = KVL_OK;
@@ -71,6 +81,7 @@ static kvl_status write_tables(struct kvl_cache *cache)
         const struct kvl_layer_plan *layer = &plan->layer[l];
         if (layer->rot_m != 0)
             KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, plan->dims.head_dim, layer->rot_m, floats + layer->rotation_offset));
+        for (int s = 0; s < KVL_SIDES; s++) KVL_TRY(copy_table(&layer->side[s], plan->dims.n_kv_head, floats));
     }
     KVL_TRY(kvl_buffer_new(cache->device, "tables", -1, KVL_MEM_TABLE, plan->n_table_floats * sizeof *floats, false, &cache->tables));
     KVL_TRY(kvl_buffer_write(cache->tables, 0, plan->n_table_floats * sizeof *floats, floats));
@@ -170,7 +181,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 13, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 15, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -200,6 +211,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const uint32_t view[VIEW_ARGS] = {
         cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
         lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
+        (uint32_t)k->table_offset, (uint32_t)v->table_offset,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -288,6 +300,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
     push(&call, KVL_U64(layer->exact_offset));
     push(&call, KVL_U32(first[KVL_SIDE_K]));
     push(&call, KVL_U32(first[KVL_SIDE_V]));
+    push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
@@ -715,7 +728,7 @@ done:
     return status;
 }
 
-kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count) { return kvl_buffer_read(cache->status, 0, sizeof *count, count); }
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
 
 /* ---- for checks ---- */
 
@@ -736,6 +749,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     push(&call, KVL_U32(first));
     push(&call, KVL_U32(count));
     push(&call, KVL_U32(side == KVL_SIDE_K));
+    push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(out));
     push_view(&call, cache, l, 1, 1);
     KVL_TRY(launch(cache, cache->kernels[l].decode_rows, dims->n_kv_head, count, 1, 1, (struct kvl_work){0}, &call));

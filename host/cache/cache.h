@@ -49,6 +49,14 @@ void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);
 
+/* What the encoders saw since new. */
+struct kvl_cache_counts {
+    uint32_t nonfinite; /* keys or values that were not finite */
+    uint32_t overflow;  /* outliers that found a codec's fixed room taken and were stored as any other element */
+};
+/* Blocks. */
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);
+
 /* Launches a kernel that was composed for layer l over (x, y) work-items: its arguments are the slabs, the page table and its offset, `own`, the
  * view (KVL_VIEW_PARAMS). Enqueues only. */
 kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kernel *kernel, const struct kvl_arg *own, size_t n_own, size_t x,
@@ -58,9 +66,6 @@ kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kern
 uint64_t kvl_cache_resident(const struct kvl_cache *cache);
 void kvl_cache_note_peak(struct kvl_cache *cache, uint64_t others_bytes);
 uint64_t kvl_cache_peak(const struct kvl_cache *cache);
-
-/* Blocks: non-finite keys or values seen by the encoders since new. */
-kvl_status kvl_cache_nonfinite(struct kvl_cache *cache, uint32_t *count);
 
 /* Blocks: the decoded records of tokens [first, first + count) of a side (of heads that have lost tokens: places), [H][count][D]. They must be
  * sealed. */

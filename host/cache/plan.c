@@ -58,6 +58,11 @@ uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body)
     return body < room ? body : room;
 }
 
+const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
+{
+    return side->table == NULL ? NULL : side->table + (size_t)h * side->shape.table_floats;
+}
+
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
 {
     if (position <= layer->sink) return position;
@@ -99,8 +104,6 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
 {
     side->codec = (const struct kvl_codec *)instance->plugin;
     if (head_dim % 8 != 0) return kvl_fail(KVL_E_UNSUPPORTED, "head_dim %u: kernels read 8 channels at a time, so it must be a multiple of 8", head_dim);
-    if (side->codec->flags & KVL_CODEC_NEEDS_TABLE)
-        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s needs a calibration table, which this build cannot give it", side->codec->head.name);
     side->priv = instance->priv;
     side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = head_dim};
     for (int pass = 0; pass < 2; pass++) { /* the first asks for the multiple, the second for the size */
@@ -111,6 +114,19 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
     }
     side->alignment = side->shape.alignment > 16 ? side->shape.alignment : 16;
     side->page_bytes = round_up(side->shape.block_bytes, side->alignment);
+    return KVL_OK;
+}
+
+/* Finds the streams of layer l in the spec's table. */
+static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl_layer_spec *spec, uint32_t l, int s, struct kvl_side_plan *side)
+{
+    const struct kvl_table *table = &spec->table;
+    if (side->shape.table_floats == 0 || table->values[s] == NULL) return KVL_OK;
+    if (table->n_layer != dims->n_layer || table->n_kv_head != dims->n_kv_head || table->n[s] != side->shape.table_floats)
+        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers of %u heads with %u numbers each; codec %s wants %u, %u and %u here: calibrate with this model",
+                        spec->table_path, table->n_layer, table->n_kv_head, table->n[s], side->codec->head.name, dims->n_layer, dims->n_kv_head,
+                        side->shape.table_floats);
+    side->table = table->values[s] + (size_t)l * dims->n_kv_head * table->n[s];
     return KVL_OK;
 }
 
@@ -131,6 +147,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
         KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
+        KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, side));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
         if (side->tail < side->shape.tail_min)
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
@@ -195,7 +212,7 @@ done:
     return status;
 }
 
-/* Rotations, each once. */
+/* Rotations, each once, and calibration tables. */
 static void place_tables(struct kvl_cache_plan *plan)
 {
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
@@ -204,6 +221,10 @@ static void place_tables(struct kvl_cache_plan *plan)
         while (plan->layer[same].rot != layer->rot || plan->layer[same].rot_seed != layer->rot_seed) same++;
         layer->rotation_offset = same < l ? plan->layer[same].rotation_offset : plan->n_table_floats;
         if (same == l) plan->n_table_floats += 2ull * layer->rot_m * layer->rot_m;
+        for (int s = 0; s < KVL_SIDES; s++) {
+            layer->side[s].table_offset = plan->n_table_floats;
+            plan->n_table_floats += (uint64_t)layer->side[s].shape.table_floats * plan->dims.n_kv_head;
+        }
     }
 }
 

@@ -42,6 +42,8 @@ struct kvl_side_plan {
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
+    uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
+    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded or there are none */
 };
 
 struct kvl_layer_plan {
@@ -80,7 +82,7 @@ struct kvl_cache_plan {
     uint64_t slab_bytes[KVL_MAX_SLABS];
     uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
     uint64_t n_entries;
-    uint64_t n_table_floats;         /* rotations; class table */
+    uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t bytes_per_token;
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
@@ -105,6 +107,9 @@ uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan);
 uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end);
 /* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
+
+/* Calibration table of head h; NULL if there is none. */
+const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h);
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);

@@ -104,7 +104,7 @@ done:
 /* ---- codes ---- */
 
 /* One head: encodes tokens sink .. T-1 page by page and decodes them again. x and decoded have a stride of H*D floats a token. */
-static kvl_status round_trip_head(const struct kvl_side_plan *side, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
+static kvl_status round_trip_head(const struct kvl_side_plan *side, const float *table, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
                                   uint8_t *block, float *rows)
 {
     const uint32_t page = side->dims.page_tokens, d = side->dims.head_dim;
@@ -112,16 +112,16 @@ static kvl_status round_trip_head(const struct kvl_side_plan *side, uint32_t n_t
         const uint32_t n = n_tokens - t0 < page ? n_tokens - t0 : page;
         for (uint32_t i = 0; i < n; i++) memcpy(rows + (size_t)i * d, x + (t0 + i) * stride, d * sizeof(float));
         memset(block, 0, side->page_bytes);
-        if (side->codec->ref_encode(side->priv, &side->dims, NULL, 0, n, rows, block) != 0 ||
-            side->codec->ref_decode(side->priv, &side->dims, NULL, 0, n, block, rows) != 0)
+        if (side->codec->ref_encode(side->priv, &side->dims, table, 0, n, rows, block) != 0 ||
+            side->codec->ref_decode(side->priv, &side->dims, table, 0, n, block, rows) != 0)
             return kvl_fail(KVL_E_VERIFY, "codec %s: its reference failed", side->codec->head.name);
         for (uint32_t i = 0; i < n; i++) memcpy(decoded + (t0 + i) * stride, rows + (size_t)i * d, d * sizeof(float));
     }
     return KVL_OK;
 }
 
-/* records [T][H][D] -> decoded, as they are after encode and decode (tokens below `sink` are copied). */
-static kvl_status round_trip(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *records, float *decoded)
+kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, uint32_t n_tokens, const float *records,
+                                float *decoded)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
@@ -135,7 +135,7 @@ static kvl_status round_trip(const struct kvl_cache_plan *plan, uint32_t l, enum
     memcpy(decoded, records, n_tokens * stride * sizeof *decoded);
     for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
         float *head = decoded + sink * stride + (size_t)h * d;
-        KVL_TRY(round_trip_head(side, n_tokens - sink, stride, head, head, block, rows));
+        KVL_TRY(round_trip_head(side, kvl_side_table(side, h), n_tokens - sink, stride, head, head, block, rows));
     }
 done:
     kvl_free(&block);
@@ -153,7 +153,7 @@ static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum 
     KVL_TRY(form_open(plan, l, side, rope, &form));
     KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
     for (size_t i = 0; i < (size_t)n_tokens * heads * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
-    KVL_TRY(round_trip(plan, l, side, n_tokens, exact, coded));
+    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, exact, coded));
     for (size_t row = 0; row < (size_t)n_tokens * heads; row++) {
         KVL_TRY(from_record(&form, (uint32_t)(row / heads), exact + row * d));
         KVL_TRY(from_record(&form, (uint32_t)(row / heads), coded + row * d));

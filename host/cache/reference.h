@@ -20,5 +20,8 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t laye
  * cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
                                  struct kvl_rope rope, float *records);
+/* Records as they are after encode and decode: [T][H][D] -> [T][H][D] (tokens below `sink` are copied). */
+kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *records,
+                                float *decoded);
 
 #endif

@@ -50,6 +50,10 @@ kvl_status kvl_codec_shape(const struct kvl_instance *codec, uint32_t role, uint
                            struct kvl_codec_shape *out);
 kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint32_t head_dim, uint64_t n, struct kvl_codec_bytes *out);
 
+/* Whether the codec's struct reaches up to and including `member`, which ABI 1.0 did not have. */
+#define KVL_CODEC_HAS(codec, member) \
+    ((codec)->head.struct_size >= offsetof(struct kvl_codec, member) + sizeof((codec)->member) && (codec)->member != NULL)
+
 /* kvl_host handed to plug-ins; an error text becomes the kvl_fail message. */
 extern const struct kvl_host kvl_plugin_host;
 

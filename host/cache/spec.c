@@ -42,6 +42,7 @@ struct key {
     uint32_t sides;                            /* codecs and tails: 1 << side */
     size_t offset;                             /* others: of the field */
     const char *choices;                       /* words of a choice */
+    const char *silent;                        /* the default, if it is left out of resolved texts */
 };
 
 static kvl_status no_args(const struct key *key, const struct value *value)
@@ -235,6 +236,20 @@ static kvl_status print_tail(const struct key *key, const struct kvl_layer_spec 
     return tail < 0 ? kvl_text_printf(out, "codec") : kvl_text_printf(out, "%lld", (long long)tail);
 }
 
+/* A path without spaces and the grammar's own characters. */
+static kvl_status set_table(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = no_args(key, value);
+    kvl_free(&entry->table_path);
+    if (status != KVL_OK || kvl_slice_is(&value->name, "none")) return status;
+    return kvl_strndup(&entry->table_path, value->name.text + value->name.at, value->name.n);
+}
+
+static kvl_status print_table(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    return kvl_text_printf(out, "%s", entry->table_path ? entry->table_path : "none");
+}
+
 /* ---- eviction ---- */
 
 static void free_keep(struct kvl_layer_spec *entry)
@@ -340,6 +355,7 @@ static const struct key keys[] = {
     {"budget", set_budget, print_budget},
     {"when", set_choice, print_choice, 0, FIELD(when), "prefill"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
+    {"table", set_table, print_table, .silent = "none"},
 };
 enum { N_KEYS = sizeof keys / sizeof *keys, KEY_KV = 0 };
 
@@ -591,6 +607,13 @@ static void free_entry(struct kvl_layer_spec *entry)
     for (int side = 0; side < KVL_SIDES; side++) kvl_instance_free(&entry->codec[side]);
     free_keep(entry);
     kvl_instance_free(&entry->budget);
+    kvl_free(&entry->table_path);
+    kvl_table_free(&entry->table);
+}
+
+void kvl_table_free(struct kvl_table *table)
+{
+    for (int side = 0; side < KVL_SIDES; side++) kvl_free(&table->values[side]);
 }
 
 static kvl_status apply(const struct scope *scope, struct kvl_layer_spec *entry)
@@ -750,7 +773,51 @@ kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, u
     return status;
 }
 
+/* ---- tables ---- */
+
+static kvl_status load_table(struct kvl_layer_spec *entry, kvl_table_loader load, void *context)
+{
+    if (entry->table_path == NULL) return KVL_OK;
+    kvl_table_free(&entry->table);
+    return load(context, entry, &entry->table);
+}
+
+kvl_status kvl_spec_load_tables(struct kvl_spec *spec, kvl_table_loader load, void *context)
+{
+    kvl_status status = load_table(&spec->base, load, context);
+    for (size_t i = 0; i < spec->n_overrides && status == KVL_OK; i++) status = load_table(&spec->override[i].entry, load, context);
+    return status;
+}
+
+static kvl_status print_digest(const struct kvl_table *table, struct kvl_text *out)
+{
+    return *table->sha256 ? kvl_text_printf(out, "%s%s", out->size ? " " : "", table->sha256) : KVL_OK;
+}
+
+kvl_status kvl_spec_tables_sha256(const struct kvl_spec *spec, struct kvl_text *out)
+{
+    kvl_status status = print_digest(&spec->base.table, out);
+    for (size_t i = 0; i < spec->n_overrides && status == KVL_OK; i++) status = print_digest(&spec->override[i].entry.table, out);
+    return status;
+}
+
+bool kvl_spec_uniform(const struct kvl_spec *spec) { return spec->n_overrides == 0; }
+
 const char *kvl_spec_given(const struct kvl_spec *spec) { return spec->given; }
+
+kvl_status kvl_spec_form(const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    static const char *const form[] = {"rope", "rot", "korder"};
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < N_KEYS; i++)
+        for (size_t f = 0; f < sizeof form / sizeof *form; f++) {
+            if (strcmp(keys[i].name, form[f]) != 0) continue;
+            KVL_TRY(kvl_text_printf(out, "%s%s=", out->size ? " " : "", form[f]));
+            KVL_TRY(keys[i].print(&keys[i], entry, out));
+        }
+done:
+    return status;
+}
 
 /* "key=value" for all keys of an entry; with `base`, only for those that differ from it. */
 static kvl_status print_entry(const struct kvl_layer_spec *entry, const struct kvl_layer_spec *base, struct kvl_text *out)
@@ -763,6 +830,7 @@ static kvl_status print_entry(const struct kvl_layer_spec *entry, const struct k
         KVL_TRY(keys[i].print(&keys[i], entry, &value));
         if (base != NULL) KVL_TRY(keys[i].print(&keys[i], base, &base_value));
         if (base != NULL && strcmp(value.data, base_value.data) == 0) continue;
+        if (base == NULL && keys[i].silent != NULL && strcmp(value.data, keys[i].silent) == 0) continue;
         KVL_TRY(kvl_text_printf(out, "%s%s=%s", out->size ? " " : "", keys[i].name, value.data));
     }
 done:

@@ -15,6 +15,15 @@ enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
 enum kvl_when { KVL_WHEN_PREFILL };
 enum { KVL_MAX_KEEP = 4 };
 
+/* A calibration table: what codecs of one model learned from a text, for each stream. */
+struct kvl_table {
+    uint32_t n_layer, n_kv_head;
+    uint32_t n[KVL_SIDES];     /* floats a stream */
+    float *values[KVL_SIDES];  /* [L][H][n]; NULL where the file has none */
+    char sha256[65];           /* of the file */
+};
+void kvl_table_free(struct kvl_table *table);
+
 /* What one layer's cache does. Instances are owned by the spec. */
 struct kvl_layer_spec {
     struct kvl_instance codec[KVL_SIDES];
@@ -30,6 +39,8 @@ struct kvl_layer_spec {
     struct kvl_instance budget; /* unset without keep */
     enum kvl_when when;
     enum kvl_positions pos;
+    char *table_path;          /* table=FILE; NULL = none */
+    struct kvl_table table;    /* empty until kvl_spec_load_tables */
 };
 
 struct kvl_spec; /* base entry + overrides (@a-b) */
@@ -47,6 +58,16 @@ bool kvl_spec_evicts(const struct kvl_spec *spec);
 kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers);
 /* The above, and every codec fits head_dim, and no tail is shorter than its codec needs; the message says the fix. */
 kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, uint32_t head_dim);
+
+/* Calls load for each entry with a table=FILE and keeps what it gives. The cache refuses a codec that needs a table and has none. */
+typedef kvl_status (*kvl_table_loader)(void *context, const struct kvl_layer_spec *entry, struct kvl_table *out);
+kvl_status kvl_spec_load_tables(struct kvl_spec *spec, kvl_table_loader load, void *context);
+/* Digests of the tables, a space between; appends. */
+kvl_status kvl_spec_tables_sha256(const struct kvl_spec *spec, struct kvl_text *out);
+/* The words that say what a codec is given of a row: "rope=post rot=none korder=gguf"; appends. */
+kvl_status kvl_spec_form(const struct kvl_layer_spec *entry, struct kvl_text *out);
+/* Whether all layers do the same. */
+bool kvl_spec_uniform(const struct kvl_spec *spec);
 
 const char *kvl_spec_given(const struct kvl_spec *spec); /* as the user wrote it */
 /* Canonical text: every key, every option; parsing it gives the same spec. */

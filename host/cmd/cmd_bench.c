@@ -1,5 +1,6 @@
 /* kvlab bench: prefill and decode speed of cache strategies, with the memory they take and, on request, every kernel's share. */
 #include "bench.h"
+#include "calibration.h"
 #include "cmd.h"
 #include "log.h"
 #include "mem.h"
@@ -429,7 +430,7 @@ static kvl_status run_bench(void *arguments, size_t n_words, char *const *words)
     if (args->kv.n == 0) args->kv.item[args->kv.n++] = "f16";
     KVL_TRY(list_tests(run));
     for (size_t i = 0; i < args->kv.n; i++) {
-        KVL_TRY(kvl_spec_parse(args->kv.item[i], &spec[i]));
+        KVL_TRY(kvl_spec_open(args->kv.item[i], &spec[i]));
         const int width = (int)strlen(args->kv.item[i]);
         if (width > run->kv_width) run->kv_width = width;
     }

@@ -1,5 +1,6 @@
 /* kvlab generate: text from a prompt, with counts of what the cache saved; --no-cache is the baseline. */
 #include "cache.h"
+#include "calibration.h"
 #include "cmd.h"
 #include "eval.h"
 #include "file.h"
@@ -472,7 +473,7 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
     char *prompt = NULL;
     size_t size = 0;
     KVL_TRY(read_prompt(g.args, &prompt, &size));
-    KVL_TRY(kvl_spec_parse(g.args->kv, &g.spec));
+    KVL_TRY(kvl_spec_open(g.args->kv, &g.spec));
     KVL_TRY(kvl_rig_open(g.args->model, g.args->device, &g.rig));
     KVL_TRY(tokenize_prompt(&g, prompt, size));
     KVL_TRY(kvl_sha256(prompt, size, g.prompt_sha256));

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 struct args {
-    const char *out;
+    const char *out, *only;
     int64_t jobs, per_task;
     bool dry_run, slurm, json;
-    struct kvl_list only, sbatch;
+    struct kvl_list sbatch;
 };
 
 struct used_file { /* that cells name: a model or a text; looked at once */
@@ -354,16 +354,25 @@ done:
     return status;
 }
 
-/* Is cell i wanted? Two cells that resolve to the same are one; --only names beginnings of ids. */
+/* --only: is the id's beginning one of the comma list? */
+static bool is_named(const char *only, const char *id)
+{
+    for (const char *name = only; name != NULL && *name; name += *name == ',') {
+        const size_t size = strcspn(name, ",");
+        if (size > 0 && strncmp(id, name, size) == 0) return true;
+        name += size;
+    }
+    return only == NULL;
+}
+
+/* Two cells that resolve to the same are one. */
 static bool is_wanted(const struct run *run, size_t i, size_t n_before)
 {
-    const struct kvl_list *only = &run->args->only;
     const char *id = run->sweep.cell[i].id;
-    bool named = only->n == 0;
-    for (size_t k = 0; k < only->n && !named; k++) named = strncmp(id, only->item[k], strlen(only->item[k])) == 0;
-    for (size_t k = 0; k < n_before && named; k++)
+    if (!is_named(run->args->only, id)) return false;
+    for (size_t k = 0; k < n_before; k++)
         if (strcmp(run->sweep.cell[k].id, id) == 0) return false;
-    return named;
+    return true;
 }
 
 static kvl_status drop_unwanted(struct run *run)
@@ -379,7 +388,7 @@ static kvl_status drop_unwanted(struct run *run)
         sweep->cell[n++] = sweep->cell[i];
     }
     sweep->n = n;
-    return n ? KVL_OK : kvl_fail(KVL_E_USAGE, "%s: no cell's id starts with %s", run->grid_path, run->args->only.item[0]);
+    return n ? KVL_OK : kvl_fail(KVL_E_USAGE, "%s: no cell's id starts with %s", run->grid_path, run->args->only);
 }
 
 static kvl_status make_cells(struct run *run)
@@ -601,7 +610,7 @@ static const struct kvl_opt options[] = {
     {.name = "dry-run", .type = KVL_OPT_FLAG, .offset = AT(dry_run), .help = "print the cells, what is done and the bytes each plans; run nothing"},
     {.name = "jobs", .letter = 'j', .type = KVL_OPT_INT, .offset = AT(jobs), .metavar = "N",
      .help = "cells at once, but never two on one device", .fallback = "1", .min = 1, .max = KVL_SWEEP_JOBS},
-    {.name = "only", .type = KVL_OPT_LIST, .offset = AT(only), .metavar = "ID", .help = "run just the cells whose ids start so; may be repeated"},
+    {.name = "only", .type = KVL_OPT_TEXT, .offset = AT(only), .metavar = "ID[,ID...]", .help = "run just the cells whose ids start so"},
     {.name = "output", .letter = 'o', .type = KVL_OPT_TEXT, .offset = AT(out), .metavar = "FOLDER",
      .help = "folder of the run files (default: the grid's out, else runs/<name>)"},
     {.name = "slurm", .type = KVL_OPT_FLAG, .offset = AT(slurm), .help = "submit what waits to Slurm as an array job, and return"},

@@ -1,4 +1,5 @@
 #include "eval_run.h"
+#include "calibration.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -73,8 +74,8 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
     struct kvl_eval_text text = {0};
     struct kvl_spec *spec = NULL, *base = NULL;
     struct kvl_eval *eval = NULL;
-    KVL_TRY(kvl_spec_parse(args->kv, &spec));
-    if (args->base) KVL_TRY(kvl_spec_parse(args->base, &base));
+    KVL_TRY(kvl_spec_open(args->kv, &spec));
+    if (args->base) KVL_TRY(kvl_spec_open(args->base, &base));
     KVL_TRY(kvl_rig_open(args->model, args->device, &rig));
     KVL_TRY(kvl_eval_text_read(rig.model, args->file, &text));
     const bool compresses = args->protocol >= KVL_PROTOCOLS || args->protocol == KVL_P3_PREFILL_EXACT;

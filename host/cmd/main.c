@@ -17,6 +17,7 @@
     X(plan) \
     X(plugins) \
     X(tokenize) \
+    X(calibrate) \
     X(generate) \
     X(eval_ppl) \
     X(eval_kld) \
@@ -24,12 +25,12 @@
     X(tune) \
     X(xcheck) \
     X(sweep) \
+    X(report) \
     X(log_show) \
     X(log_repair) \
     X(log_diff) \
     X(log_merge) \
     X(log_export) \
-    X(report) \
     X(completion) \
     X(help)
 #define DECLARE(name) extern const struct kvl_command kvl_cmd_##name;

@@ -67,7 +67,7 @@ static uint32_t piece_tokens(const struct kvl_eval_config *c)
     return c->ubatch >= PIECE_TOKENS ? c->ubatch : PIECE_TOKENS / c->ubatch * c->ubatch;
 }
 
-static kvl_status check_config(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *c)
+kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *c)
 {
     const uint32_t limit = rig->model->dims.n_ctx_train;
     if (c->protocol == KVL_P3_PREFILL_EXACT && (c->context == 0 || c->context + 1 >= c->n_ctx))
@@ -105,7 +105,7 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
     e->rig = rig;
     e->text = text;
     e->config = *config;
-    KVL_TRY(check_config(rig, text, &e->config));
+    KVL_TRY(kvl_eval_check(rig, text, &e->config));
     const struct kvl_eval_config *c = &e->config;
     const struct kvl_spec *spec[KVL_EVAL_ROLES] = {c->spec, c->base};
 

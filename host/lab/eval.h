@@ -67,7 +67,9 @@ struct kvl_eval {
     uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
 };
 
-/* Refuses texts, windows and protocols that would measure nothing; the message says what to change. */
+/* Refuses texts, windows and protocols that would measure nothing; the message says what to change. Resolves chunks and ubatch. */
+kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text *text, struct kvl_eval_config *config);
+
 kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_eval_config *config,
                          struct kvl_eval **out);
 void kvl_eval_close(struct kvl_eval **eval);

@@ -31,7 +31,7 @@ done:
     return status;
 }
 
-kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, struct kvl_probe *b)
+kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, kvl_table_loader load, void *context, struct kvl_probe *b)
 {
     const struct kvl_caps *caps = kvl_device_caps(device);
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
@@ -39,6 +39,7 @@ kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, struct kv
     struct kvl_cache_plan plan = {0};
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_spec_parse(spec, &b->spec));
+    if (load != NULL) KVL_TRY(kvl_spec_load_tables(b->spec, load, context));
     const struct kvl_cache_config config = {b->spec, b->n_tokens, b->ubatch, b->protocol, b->exact};
     KVL_TRY(kvl_cache_plan_make(&b->dims, &config, &limits, &b->plan));
     KVL_TRY(kvl_cache_plan_make(&b->dims, &config, &limits, &plan));

@@ -23,8 +23,8 @@ static inline size_t kvl_probe_q_row(const struct kvl_probe *b) { return (size_t
 static inline size_t kvl_probe_kv_row(const struct kvl_probe *b) { return (size_t)b->dims.n_kv_head * b->dims.head_dim; }
 static inline size_t kvl_probe_stage_row(const struct kvl_probe *b) { return kvl_probe_q_row(b) + 2 * kvl_probe_kv_row(b); }
 
-/* kvl_probe_close also after a failure. */
-kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, struct kvl_probe *b);
+/* load: for specs with table=, else NULL. kvl_probe_close also after a failure. */
+kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, kvl_table_loader load, void *context, struct kvl_probe *b);
 void kvl_probe_close(struct kvl_probe *b);
 /* Blocks: tokens [first, first + n) to the stage. */
 kvl_status kvl_probe_stage(struct kvl_probe *b, uint32_t first, uint32_t n);

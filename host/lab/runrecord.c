@@ -15,6 +15,7 @@ struct kvl_record {
     struct kvl_record_config config;
     struct kvl_runfile *file;   /* NULL: --no-run-file */
     struct kvl_text spec, base; /* resolved */
+    struct kvl_text tables;     /* sha256 of the calibration tables in use */
     struct kvl_cache_bytes bytes;
     struct kvl_profile profile;
     uint64_t start_ns;
@@ -79,7 +80,7 @@ struct entry { /* one attribute of /config: a text, or a whole number */
     const char *name, *text;
     int64_t number;
 };
-enum { CONFIG_ENTRIES = 12 };
+enum { CONFIG_ENTRIES = 13 };
 
 static size_t config_entries(const struct kvl_record *r, struct entry entry[CONFIG_ENTRIES])
 {
@@ -93,6 +94,7 @@ static size_t config_entries(const struct kvl_record *r, struct entry entry[CONF
     entry[n++] = (struct entry){"model_sha256", c->model->sha256};
     entry[n++] = (struct entry){"tokenizer_sha256", kvl_tokenizer_sha256(c->model->tokenizer)};
     if (c->text_sha256) entry[n++] = (struct entry){"text_sha256", c->text_sha256};
+    if (r->tables.size) entry[n++] = (struct entry){"tables_sha256", r->tables.data};
     entry[n++] = (struct entry){"protocol", kvl_protocol_name[c->protocol]};
     entry[n++] = (struct entry){"ubatch", NULL, c->ubatch};
     entry[n++] = (struct entry){"n_ctx", NULL, c->n_ctx};
@@ -253,6 +255,7 @@ static void free_record(struct kvl_record **record)
     if (!r) return;
     kvl_profile_free(&r->profile);
     kvl_text_free(&r->spec);
+    kvl_text_free(&r->tables);
     kvl_text_free(&r->base);
     kvl_free(record);
 }
@@ -264,6 +267,8 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
     KVL_TRY(kvl_alloc(&r, 1, sizeof *r));
     r->config = *config;
     KVL_TRY(kvl_spec_resolved(config->spec, &r->spec));
+    KVL_TRY(kvl_spec_tables_sha256(config->spec, &r->tables));
+    if (config->base) KVL_TRY(kvl_spec_tables_sha256(config->base, &r->tables));
     if (config->base) KVL_TRY(kvl_spec_resolved(config->base, &r->base));
     if (config->profile) KVL_TRY(kvl_device_measure(config->device, &r->profile.peaks));
     if (!config->no_file) KVL_TRY(create_file(r));
@@ -459,12 +464,15 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
     struct kvl_fact facts[CACHE_FACTS];
-    uint32_t nonfinite;
+    struct kvl_cache_counts counts;
     KVL_TRY(kvl_session_bytes(session, &r->bytes));
-    KVL_TRY(kvl_cache_nonfinite(kvl_session_cache(session), &nonfinite));
-    if (nonfinite) kvl_warn("%u keys or values were not finite when they were encoded: the results cannot be trusted", nonfinite);
+    KVL_TRY(kvl_cache_counts(kvl_session_cache(session), &counts));
+    if (counts.nonfinite)
+        kvl_warn("%u keys or values were not finite when they were encoded: the results cannot be trusted", counts.nonfinite);
+    if (counts.overflow) kvl_info("%u outliers found their room taken and were stored as other elements", counts.overflow);
     if (!r->file) return KVL_OK;
-    KVL_TRY(kvl_runfile_integer(r->file, "/quality", "nonfinite_inputs", nonfinite));
+    KVL_TRY(kvl_runfile_integer(r->file, "/quality", "nonfinite_inputs", counts.nonfinite));
+    KVL_TRY(kvl_runfile_integer(r->file, "/quality", "outlier_overflow", counts.overflow));
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
     KVL_TRY(put_plan(r));

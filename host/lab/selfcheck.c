@@ -76,7 +76,7 @@ static kvl_status check_compositions(struct checker *c)
                            .ubatch = rows[i].ubatch,
                            .protocol = rows[i].protocol,
                            .exact = rows[i].exact};
-        KVL_TRY(kvl_probe_open(c->device, rows[i].spec, &b));
+        KVL_TRY(kvl_probe_open(c->device, rows[i].spec, NULL, NULL, &b));
         KVL_TRY(kvl_probe_feed(&b));
         KVL_TRY(check_attention(c, &b, rows[i].spec, b.dims.n_kv_head));
         kvl_probe_close(&b);
@@ -137,8 +137,8 @@ static kvl_status check_side(struct checker *c, const struct kvl_probe *b, int s
     for (uint32_t h = 0; h < CODEC_KV_HEADS; h++) {
         for (uint32_t t = 0; t < page; t++) memcpy(x + (size_t)t * d, row_of(b, side, t, h), d * sizeof *x);
         memset(want, 0, plan->page_bytes);
-        if (plan->codec->ref_encode(plan->priv, &plan->dims, NULL, 0, page, x, want) != 0 ||
-            plan->codec->ref_decode(plan->priv, &plan->dims, NULL, 0, page, want, decoded) != 0) {
+        if (plan->codec->ref_encode(plan->priv, &plan->dims, kvl_side_table(plan, h), 0, page, x, want) != 0 ||
+            plan->codec->ref_decode(plan->priv, &plan->dims, kvl_side_table(plan, h), 0, page, want, decoded) != 0) {
             status = kvl_fail(KVL_E_VERIFY, "codec %s: its reference failed", name);
             goto done;
         }
@@ -171,6 +171,31 @@ done:
     return status;
 }
 
+/* The tables of known answers, for every head. */
+struct known_table {
+    const struct kvl_codec *codec;
+    const struct kvl_known_answer *const *of_side; /* [KVL_SIDES] */
+};
+
+static kvl_status load_known_table(void *context, const struct kvl_layer_spec *entry, struct kvl_table *out)
+{
+    const struct known_table *known = context;
+    kvl_status status = KVL_OK;
+    *out = (struct kvl_table){.n_layer = 1, .n_kv_head = CODEC_KV_HEADS};
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const struct kvl_known_answer *answer = known->of_side[s];
+        struct kvl_codec_shape shape;
+        if (answer == NULL || !KVL_CODEC_HAS(known->codec, known_tables)) continue;
+        KVL_TRY(kvl_codec_shape(&entry->codec[s], role_of[s], answer->head_dim, 0, &shape));
+        out->n[s] = shape.table_floats;
+        KVL_TRY(kvl_alloc(&out->values[s], CODEC_KV_HEADS, out->n[s] * sizeof(float)));
+        for (size_t h = 0; h < CODEC_KV_HEADS; h++)
+            memcpy(out->values[s] + h * out->n[s], known->codec->known_tables[answer - known->codec->known_answers], out->n[s] * sizeof(float));
+    }
+done:
+    return status;
+}
+
 /* All answers of a codec that share options and head_dim with its answer `first`. */
 static kvl_status check_answers(struct checker *c, const struct kvl_codec *codec, uint32_t first)
 {
@@ -188,7 +213,8 @@ static kvl_status check_answers(struct checker *c, const struct kvl_codec *codec
             if (answers[i].role == role_of[s] && same_cache(&answers[i], &answers[first])) of_side[s] = &answers[i];
     for (int s = 0; s < KVL_SIDES; s++) /* a side without an answer may not be able to have these options */
         KVL_TRY(kvl_text_printf(&spec, "%s%c=%s", s ? " " : "", side_letter[s], of_side[s] != NULL ? name.data : "f32"));
-    KVL_TRY(kvl_probe_open(c->device, spec.data, &b));
+    if (codec->flags & KVL_CODEC_NEEDS_TABLE) KVL_TRY(kvl_text_printf(&spec, " table=known"));
+    KVL_TRY(kvl_probe_open(c->device, spec.data, load_known_table, &(struct known_table){codec, of_side}, &b));
     for (int s = 0; s < KVL_SIDES; s++) place_rows(&b, s, of_side[s]);
     KVL_TRY(kvl_probe_feed(&b));
     for (int s = 0; s < KVL_SIDES; s++) {
@@ -263,7 +289,7 @@ static kvl_status check_rope(struct checker *c)
                       .exact = true};
     float rotary[TOKENS][ROPE_DIM], *want = NULL, *got = NULL;
     kvl_status status = KVL_OK;
-    KVL_TRY(kvl_probe_open(c->device, "f32", &b));
+    KVL_TRY(kvl_probe_open(c->device, "f32", NULL, NULL, &b));
     const size_t size = TOKENS * kvl_probe_stage_row(&b);
     KVL_TRY(kvl_alloc(&want, size, sizeof *want));
     KVL_TRY(kvl_alloc(&got, size, sizeof *got));

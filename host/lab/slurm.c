@@ -43,20 +43,19 @@ static kvl_status write_script(const struct kvl_slurm *slurm, const struct kvl_s
                             "#SBATCH --output=%s-%%a.out\n",
                             slurm->name, (unsigned long long)tasks, base));
     for (size_t i = 0; i < slurm->n_options; i++) KVL_TRY(kvl_text_printf(out, "#SBATCH %s\n", slurm->options[i]));
-    KVL_TRY(kvl_text_printf(out, "last=$((SLURM_ARRAY_TASK_ID * %llu))\nonly=()\n"
-                                 "for id in $(sed -n \"$((last - %llu + 1)),${last}p\" ",
+    KVL_TRY(kvl_text_printf(out, "last=$((SLURM_ARRAY_TASK_ID * %llu))\nonly=$(sed -n \"$((last - %llu + 1)),${last}p\" ",
                             (unsigned long long)per_task, (unsigned long long)per_task));
     KVL_TRY(quote(out, base));
-    KVL_TRY(kvl_text_printf(out, ".cells); do only+=(--only \"$id\"); done\n"));
+    KVL_TRY(kvl_text_printf(out, ".cells | tr '\\n' ,)\n"));
     if (device) KVL_TRY(kvl_text_printf(out, "export KVLAB_DEVICE="));
     if (device) KVL_TRY(quote(out, device));
-    KVL_TRY(kvl_text_printf(out, "\nexec "));
+    KVL_TRY(kvl_text_printf(out, "%sexec ", device ? "\n" : ""));
     KVL_TRY(quote(out, slurm->program));
     KVL_TRY(kvl_text_printf(out, " sweep "));
     KVL_TRY(quote(out, slurm->grid));
     KVL_TRY(kvl_text_printf(out, " --output "));
     KVL_TRY(quote(out, sweep->out));
-    KVL_TRY(kvl_text_printf(out, " \"${only[@]}\"\n"));
+    KVL_TRY(kvl_text_printf(out, " --only \"$only\"\n"));
 done:
     return status;
 }

@@ -279,12 +279,12 @@ static kvl_status attend_make(void *self, void **made)
     KVL_TRY(kvl_alloc(&m, 1, sizeof *m));
     for (int s = 0; s < SPECS; s++) {
         m->deep[s] = (struct kvl_probe){.dims = a->dims, .n_tokens = a->depth + UBATCH, .ubatch = UBATCH, .protocol = KVL_P2_WRITE_THEN_READ};
-        KVL_TRY(kvl_probe_open(a->device, attend_specs[s], &m->deep[s]));
+        KVL_TRY(kvl_probe_open(a->device, attend_specs[s], NULL, NULL, &m->deep[s]));
         KVL_TRY(fill_deep(&m->deep[s], a->depth));
         for (int phase = 0; phase < PHASES; phase++) {
             m->checked[s][phase] = (struct kvl_probe){
                 .dims = a->dims, .n_tokens = CHECKED, .ubatch = phase_tokens[phase], .protocol = KVL_P2_WRITE_THEN_READ};
-            KVL_TRY(kvl_probe_open(a->device, attend_specs[s], &m->checked[s][phase]));
+            KVL_TRY(kvl_probe_open(a->device, attend_specs[s], NULL, NULL, &m->checked[s][phase]));
         }
     }
     *made = m;

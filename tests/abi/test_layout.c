@@ -92,6 +92,12 @@ static const struct frozen layout[] = {
     AT(kvl_codec, known_answers, 152),
     AT(kvl_codec, n_known_answers, 160),
     AT(kvl_codec, reserved2, 164),
+    AT(kvl_codec, calibrate, 168), /* from here on: ABI 1.1 */
+    AT(kvl_codec, known_tables, 176),
+
+    AT(kvl_calibration, struct_size, 0),
+    AT(kvl_calibration, context, 8),
+    AT(kvl_calibration, put, 16),
 
     AT(kvl_score_needs, struct_size, 0),
     AT(kvl_score_needs, what, 4),

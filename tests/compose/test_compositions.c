@@ -21,6 +21,7 @@ static const char *const rests[] = {
     "keep=snapkv(window=32) budget=ada(removed=0.5) pos=compact",
     "sink=4 keep=chunk(of=knorm) budget=pyramid(kept=0.25) @2-3 keep=none budget=none",
     "rope=pre korder=hf sink=1",
+    "table=runs/t-1.h5 @2-3 table=none @4-5 table=u.h5",
     "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
 };

@@ -5,6 +5,7 @@
 #include "cache.h"
 #include "file.h"
 #include "plan_report.h"
+#include "random_table.h"
 #include "rng.h"
 #include "text.h"
 #include <string.h>
@@ -41,6 +42,8 @@ static const struct {
     {{30, 9, 3, 64}, "k=fp8_e4m3 v=fp8_e5m2", true},
     {{30, 9, 3, 64}, "q4_0 korder=hf rope=pre", false},
     {{30, 9, 3, 64}, "int4 rot=hadamard @0-1 rot=random @2-3 rot=random(seed=1)", true},
+    {{30, 9, 3, 64}, "kvquant rope=pre table=random", false},
+    {{2, 8, 2, 128}, "k=kvquant(bits=2,outliers=3) v=kvquant(bits=4,outliers=0) rot=random table=random", true},
     {{2, 8, 2, 96}, "int4 rot=hadamard rope=pre", false},
 };
 static const char *const rests[] = {"", "sink=4", "ktail=32 vtail=7", "sink=4 tail=20", "window=96", "sink=4 window=96 tail=8"};
@@ -68,7 +71,7 @@ enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings
 struct composition {
     struct kvl_cache_dims dims;
     struct kvl_cache_config config;
-    char text[96];
+    char text[128];
     struct kvl_spec *spec;
 };
 
@@ -85,6 +88,7 @@ static void composition_open(size_t i, struct composition *c)
         c->config = (struct kvl_cache_config){NULL, settings[i - N_MIXES].n_ctx, 1, KVL_P4_STREAMING, false};
     }
     assert_ok(kvl_spec_parse(c->text, &c->spec));
+    assert_ok(kvl_spec_load_tables(c->spec, random_table, &c->dims));
     c->config.spec = c->spec;
 }
 

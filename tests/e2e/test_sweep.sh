@@ -106,6 +106,7 @@ sweep 0 0 4 0 0 fake.yaml # the content of the text changed
 sweep 0 0 4 0 0 fake.yaml -o elsewhere
 id=$(get sweep.json 'r["cells"][0]["id"]')
 sweep 0 1 0 0 0 fake.yaml -o elsewhere --only "${id:0:8}"
+sweep 0 2 0 0 0 fake.yaml -o elsewhere --only "$id,$(get sweep.json 'r["cells"][0]["id"]'),$(cd elsewhere && ls | tail -n 1 | cut -d. -f1)"
 "$program" sweep fake.yaml --only 0000000000000000 2>err && fail "--only of nothing"
 grep -q 'no cell' err || fail "--only: $(cat err)"
 

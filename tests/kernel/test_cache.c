@@ -5,6 +5,7 @@
 #include "reference.h"
 #include "rng.h"
 #include "test_harness.h"
+#include "random_table.h"
 #include <math.h>
 #include <string.h>
 
@@ -58,6 +59,7 @@ static void open_setup(struct setup *s, const char *spec)
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
     struct kvl_cache_plan plan;
     assert_ok(kvl_spec_parse(spec, &s->spec));
+    assert_ok(kvl_spec_load_tables(s->spec, random_table, &s->dims));
     s->config.spec = s->spec;
     assert_ok(kvl_cache_plan_make(&s->dims, &s->config, &limits, &plan));
     assert_ok(kvl_cache_plan_make(&s->dims, &s->config, &limits, &s->plan));
@@ -190,6 +192,10 @@ static const struct row {
     {"int4 rot=random(seed=3) tail=9", &dims_smol, 130, 33, KVL_P2_WRITE_THEN_READ, false, 64},
     {"int4 rope=pre rot=hadamard korder=hf sink=3 tail=8", &dims_smol, 130, 32, KVL_P1_FAKE_QUANT, true, 64},
     {"int8 rope=pre rot=random", &dims_odd, 90, 1, KVL_P4_STREAMING, true, 16},
+    {"kvquant rope=pre sink=1 table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"k=kvquant(bits=2) v=kvquant(bits=4,outliers=0) table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
+    {"k=kvquant(bits=4,outliers=5) v=int4 rot=hadamard table=random", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true, 64},
+    {"k=f16 v=kvquant(outliers=10) tail=7 table=random", &dims_odd, 90, 64, KVL_P1_FAKE_QUANT, false, 24},
 };
 
 static void run_row(const struct row *row)
@@ -216,7 +222,8 @@ static void run_row(const struct row *row)
 
 static void cache_equals_reference(void **state)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += kvl_device_is_slow() ? 3 : 1) run_row(&rows[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += kvl_device_is_slow() ? 3 : 1)
+        if (kvl_row_is_wanted(rows[i].spec)) run_row(&rows[i]);
 }
 
 /* One query's result does not depend on how many tokens are computed with it, for per-token codecs (to 1e-6: the programs for one token and for
@@ -275,8 +282,10 @@ static void codes_equal_reference(void **state)
 {
     static const char *const specs[] = {"f16",       "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)", "int3",     "int3(group=8,sym)", "int2(group=32)",
                                         "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)",
-                                        "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)"};
+                                        "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)",
+                                        "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        if (!kvl_row_is_wanted(specs[i])) continue;
         struct setup s = {.dims = dims_smol, .n_tokens = 64};
         s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
         open_setup(&s, specs[i]);
@@ -297,7 +306,7 @@ static void codes_equal_reference(void **state)
             float x[64 * 64];
             for (uint32_t t = 0; t < 64; t++)
                 memcpy(x + (size_t)t * d, (side == KVL_SIDE_K ? s.k : s.v) + ((size_t)t * s.dims.n_kv_head + 1) * d, d * sizeof(float));
-            assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, NULL, 0, 64, x, want), 0);
+            assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, kvl_side_table(plan, 1), 0, 64, x, want), 0);
             assert_ok(kvl_cache_read_page(s.cache, 0, side, 1, 0, got));
             for (uint64_t b = 0; b < plan->page_bytes; b++)
                 if (got[b] != want[b]) fail_msg("%s side %d byte %llu: device %u, reference %u", specs[i], side, (unsigned long long)b, got[b], want[b]);
@@ -309,20 +318,60 @@ static void codes_equal_reference(void **state)
 static void nonfinite_input_is_counted(void **state)
 {
     struct setup s = {.dims = dims_smol, .n_tokens = 64};
-    uint32_t bad = 99;
+    struct kvl_cache_counts counts = {99, 99};
     s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
     open_setup(&s, "int4");
     float *first_k = s.rows + (size_t)s.dims.n_head * s.dims.head_dim;
     first_k[3] = NAN;
     first_k[5] = INFINITY;
     feed(&s, 0, 64, 64);
-    assert_ok(kvl_cache_nonfinite(s.cache, &bad));
-    assert_int_equal(bad, 2);
+    assert_ok(kvl_cache_counts(s.cache, &counts));
+    assert_int_equal(counts.nonfinite, 2);
+    assert_int_equal(counts.overflow, 0);
     for (uint32_t c = 0; c < s.dims.head_dim; c++) assert_true(isfinite(s.got[c]));
     close_setup(&s);
 }
 
+/* A codec that learns is refused without its table, with the way to make one. */
+static void missing_table_is_refused(void **state)
+{
+    struct kvl_cache_plan plan = {0};
+    struct kvl_cache *cache = NULL;
+    struct kvl_spec *spec = NULL;
+    const struct kvl_cache_dims dims = dims_smol;
+    const struct kvl_cache_limits limits = {1ull << 30, 2};
+    assert_ok(kvl_spec_parse("kvquant", &spec));
+    const struct kvl_cache_config config = {.spec = spec, .n_ctx = 64, .ubatch = 64};
+    assert_ok(kvl_cache_plan_make(&dims, &config, &limits, &plan));
+    assert_int_equal(kvl_cache_new(kvl_test_device, &plan, &cache), KVL_E_USAGE);
+    assert_non_null(strstr(kvl_error_text(), "kvlab calibrate"));
+    kvl_error_clear();
+    kvl_spec_free(&spec);
+}
+
+/* Elements outside a key channel's range that find no slot are counted. */
+static void overflow_is_counted(void **state)
+{
+    struct setup s = {.dims = dims_smol, .n_tokens = 64};
+    struct kvl_cache_counts counts = {99, 99};
+    s.config = (struct kvl_cache_config){.n_ctx = 64, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true};
+    open_setup(&s, "kvquant table=random");
+    float *k = s.rows + (size_t)3 * row_floats(&s) + (size_t)s.dims.n_head * s.dims.head_dim;
+    store(&s, 64);
+    assert_ok(kvl_cache_counts(s.cache, &counts));
+    const uint32_t before = counts.overflow;
+    kvl_cache_reset(s.cache);
+    for (uint32_t c = 0; c < s.dims.head_dim; c++) k[c] = 1000.0f; /* 64 outside, one slot */
+    store(&s, 64);
+    assert_ok(kvl_cache_counts(s.cache, &counts));
+    print_message("    %u, then %u\n", before, counts.overflow - before);
+    assert_true(counts.overflow - before <= before + 63 && counts.overflow - before > before + 50);
+    assert_int_equal(counts.nonfinite, 0);
+    close_setup(&s);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(missing_table_is_refused), cmocka_unit_test(overflow_is_counted),
     cmocka_unit_test(cache_equals_reference), cmocka_unit_test(chunk_size_does_not_matter), cmocka_unit_test(sealed_stays_sealed),
     cmocka_unit_test(codes_equal_reference),  cmocka_unit_test(nonfinite_input_is_counted),
 };

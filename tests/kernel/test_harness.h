@@ -4,7 +4,7 @@
  *   int main(void) { return KVL_ON_EACH_DEVICE(tests); }
  *
  * The devices are those of the installed drivers (OCL_ICD_VENDORS, RUSTICL_ENABLE); $KVLAB_TEST_DEVICE narrows them to one. No device:
- * exit code 77, skipped. A test that leaves a buffer in the ledger fails its device. */
+ * exit code 77, skipped. $KVLAB_TEST_FILTER runs the tests whose names match ("codes*"). A test that leaves a buffer in the ledger fails its device. */
 #ifndef KVL_TEST_HARNESS_H
 #define KVL_TEST_HARNESS_H
 #include "device.h"
@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <cmocka.h>
 
 /* Fails with the stored message if a call did not succeed. */
@@ -30,6 +31,13 @@ static inline bool kvl_device_is_slow(void)
     return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
 }
 
+/* Rows of a test's table to run: those whose text has $KVLAB_TEST_ROWS in it; all if it is unset. */
+static inline bool kvl_row_is_wanted(const char *text)
+{
+    const char *wanted = getenv("KVLAB_TEST_ROWS");
+    return wanted == NULL || strstr(text, wanted) != NULL;
+}
+
 static inline int kvl_on_device(const char *choice, const struct CMUnitTest *tests, size_t n_tests)
 {
     struct kvl_ledger left;
@@ -40,6 +48,7 @@ static inline int kvl_on_device(const char *choice, const struct CMUnitTest *tes
     const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
     char group[sizeof caps->name + sizeof caps->platform + 16];
     snprintf(group, sizeof group, "on %s (%s)", caps->name, caps->platform);
+    if (getenv("KVLAB_TEST_FILTER")) cmocka_set_test_filter(getenv("KVLAB_TEST_FILTER"));
     int failed = _cmocka_run_group_tests(group, tests, n_tests, NULL, NULL);
     kvl_ledger_read(kvl_test_device, &left);
     if (left.n_buffers > 0) failed++;
