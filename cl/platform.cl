@@ -17,6 +17,17 @@ float kvl_clamp_half(float x) { return isnan(x) ? 0.0f : fmin(fmax(x, -KVL_HALF_
 float kvl_load_half(const KVL_GLOBAL uchar *p, ulong i) { return vload_half(i, (const KVL_GLOBAL half *)p); }
 void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, i, (KVL_GLOBAL half *)p); }
 
+/* a / b correctly rounded, whatever the rounding of the device's division; neither is subnormal nor near it. */
+float kvl_divide(float a, float b)
+{
+    float y = 1.0f / b;
+    y = fma(fma(-b, y, 1.0f), y, y);
+    y = fma(fma(-b, y, 1.0f), y, y);
+    float q = a * y;
+    q = fma(fma(-q, b, a), y, q);
+    return fma(fma(-q, b, a), y, q);
+}
+
 #if KVL_VECTORS
 /* Codes j of vectors of words, `bits` wide: bytes[k] holds byte k of every word, and a code lies in one byte or two. j is known to the compiler
  * where the loop around it is unrolled. */
@@ -29,16 +40,15 @@ void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, 
 /* table[code] of codes below 16. */
 #ifdef __clang__ /* one instruction where shuffle() may be a loop */
 #define KVL_PICK(i) table[codes.s##i]
-#define KVL_PICK8 KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7)
-char8 kvl_pick8(char16 table, uchar8 codes) { return (char8)(KVL_PICK8); }
 char16 kvl_pick16(char16 table, uchar16 codes)
 {
-    return (char16)(KVL_PICK8, KVL_PICK(8), KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f));
+    return (char16)(KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7), KVL_PICK(8),
+                    KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f));
 }
 #else
-char8 kvl_pick8(char16 table, uchar8 codes) { return shuffle(table, codes); }
 char16 kvl_pick16(char16 table, uchar16 codes) { return shuffle(table, codes); }
 #endif
+char8 kvl_pick8(char16 table, uchar8 codes) { return kvl_pick16(table, (uchar16)(codes, codes)).lo; }
 
 float kvl_sum16(float16 v)
 {

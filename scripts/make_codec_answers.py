@@ -63,6 +63,65 @@ def decode_kivi(bits, group, axis, role, x):
     return np.concatenate(parts)
 
 
+def fma(a, b, c):
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+def matvec(r, v):
+    """Rows of r times v, summed with fma in order."""
+    total = np.zeros(len(r), np.float32)
+    for column, weight in zip(r.T, v):
+        total = fma(column, weight, total)
+    return total
+
+
+def to_one(v):
+    """Powers of two off, the largest in [1, 2)."""
+    reach = np.abs(v).max()
+    return np.ldexp(v, 1 - np.frexp(reach)[1]).astype(np.float32) if reach >= 2.0**-100 else np.zeros_like(v)
+
+
+def outliers(v, each):
+    """Indices of the largest, then of as many smallest."""
+    each = min(each, (len(v) - 1) // 2)
+    top = sorted(range(len(v)), key=lambda i: (-v[i], i))[:each]
+    rest = [i for i in range(len(v)) if i not in top]
+    return top + sorted(rest, key=lambda i: (v[i], i))[:each]
+
+
+def decode_gear(bits, block, rank, each, role, x):
+    if len(x) > block:
+        return np.concatenate([decode_gear(bits, block, rank, each, role, x[:block]), decode_gear(bits, block, rank, each, role, x[block:])])
+    x = clamp(x)
+    turn = (lambda m: m.T) if role == "K" else (lambda m: m)  # rows are the groups
+    listed = [outliers(v, each) for v in turn(x)]
+    codes = []
+    for v, out in zip(turn(x), listed):
+        inner = np.delete(v, out)
+        steps = 2**bits - 1
+        scale, zero = to_half((inner.max() - inner.min()) / np.float32(steps)), to_half(inner.min())
+        q = [nearest(np.float32(number - zero), scale, 0, steps) for number in v]
+        codes.append([np.float32(np.float64(c) * np.float64(scale) + np.float64(zero)) for c in q])
+    smooth = turn(np.array(codes, np.float32)).copy()
+    rest = x - smooth
+    for row, out in zip(turn(rest), listed):
+        row[out] = 0  # a view, also of the transpose
+    for _ in range(rank):
+        channel = np.array([-1 if ((c + 1) * 0x9E3779B9 & 0xFFFFFFFF) >> 31 else 1 for c in range(x.shape[1])], np.float32)
+        for _ in range(3):
+            token = to_one(matvec(rest, channel))
+            channel = to_one(matvec(rest.T, token))
+        channel = to_half(channel)
+        square = matvec(channel[None], channel)[0]
+        token = matvec(rest, channel)
+        token = to_half(clamp(np.where(np.abs(token) < 2.0**-100, 0, token / square))) if square else np.zeros_like(token)
+        rest = fma(-token[:, None], channel[None], rest)
+        smooth = fma(token[:, None], channel[None], smooth)
+    for row, number, out in zip(turn(smooth), turn(x), listed):
+        row[out] += to_half(clamp(number[out] - row[out]))
+    return smooth
+
+
 # ---- ggml's blocks ----
 
 BLOCK = 32
@@ -299,6 +358,10 @@ def main(root):
             ("bits=3,group=16,residual=16,token", 3, 16, "token")]  # fmt: skip
     integers["kivi"] = [
         (options, "grouped", grouped, {role: decode_kivi(*setting, role, grouped) for role in "KV"}) for options, *setting in kivi
+    ]
+    gear = [("block=16,outliers=2", 2, 16, 2, 2), ("bits=4,block=32,rank=4", 4, 32, 4, 1), ("bits=3,block=16,rank=0,outliers=0", 3, 16, 0, 0)]
+    integers["gear"] = [
+        (options, "grouped", grouped, {role: decode_gear(*setting, role, grouped) for role in "KV"}) for options, *setting in gear
     ]
     floats = {"f32": [("", "narrow", narrow, narrow)], "f16": [("", "narrow", narrow, to_half(clamp(narrow)))]}
     ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}

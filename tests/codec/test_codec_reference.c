@@ -98,7 +98,8 @@ static const struct variant others[] = {{"q8_0"}, {"q5_1"}, {"q5_0"}, {"q4_1"}, 
 /* Codecs of which one coordinate's error has no bound but the row's, and whose groups are single tokens. */
 static const struct variant rotated[] = {{"turboquant", ""}, {"turboquant", "bits=4"}, {"turboquant", "bits=1"}};
 /* Codecs whose groups span tokens. */
-static const struct variant grouped[] = {{"kivi", "residual=0"}, {"kivi", "bits=4,group=16,channel"}, {"kivi", "bits=3,group=64,residual=64"}};
+static const struct variant grouped[] = {{"kivi", "residual=0"}, {"kivi", "bits=4,group=16,channel"}, {"kivi", "bits=3,group=64,residual=64"},
+                                         {"gear", ""}, {"gear", "bits=4,block=32,rank=1,outliers=3"}};
 enum {
     N_OTHERS = sizeof others / sizeof *others,
     N_ROTATED = sizeof rotated / sizeof *rotated,
@@ -488,6 +489,45 @@ static void kivi_shape_is_the_papers(void **state)
     assert_int_equal(bytes.scale, 2 * 128 * 4);
     bench_free(&k);
     bench_free(&v);
+}
+
+/* Outliers come back as they are (to binary16), the low-rank part lowers the error of what has one, and bytes are counted. */
+static void gear_keeps_outliers_and_directions(void **state)
+{
+    enum { D = 64, B = 64 };
+    static float x[B * D], decoded[B * D];
+    double error[2] = {0, 0};
+    for (size_t r = 0; r < 2; r++) {
+        for (int rank = 0; rank <= 3; rank += 3) {
+            char options[40];
+            struct kvl_codec_bytes bytes;
+            fill_normal(x, B * D, 51, 0.1f);
+            for (uint32_t t = 0; t < B; t++) /* three directions that groups do not see */
+                for (uint32_t c = 0; c < D; c++)
+                    for (uint64_t k = 0; k < 3; k++) x[t * D + c] += (float)(kvl_rng_normal(60 + k, t) * kvl_rng_normal(70 + k, c));
+            for (uint32_t t = 0; t < B; t++) x[t * D + (t * 7) % D] = t % 2 ? 40.0f : -40.0f; /* one a token, one a channel */
+            snprintf(options, sizeof options, "rank=%d", rank);
+            struct bench b = bench_new("gear", options, roles[r], D, B);
+            encode(&b, 0, B, x);
+            decode(&b, 0, B, decoded);
+            double sum = 0.0;
+            for (uint32_t i = 0; i < B * D; i++) sum += (double)(decoded[i] - x[i]) * (decoded[i] - x[i]);
+            error[rank > 0] = sum;
+            for (uint32_t t = 0; t < B; t++) {
+                const uint32_t i = t * D + (t * 7) % D;
+                assert_true(fabsf(decoded[i] - x[i]) <= 40.0f * 0x1p-11f);
+            }
+            assert_int_equal(kvl_codec_bytes(&b.instance, roles[r], D, B, &bytes), KVL_OK);
+            assert_int_equal(bytes.payload, B * D / 4 + 2 * rank * (B + D) + 2 * 2 * 64);
+            assert_int_equal(bytes.scale, 64 * 4);
+            assert_int_equal(bytes.index, 2 * 64);
+            assert_int_equal(bytes.payload + bytes.scale + bytes.index, b.shape.block_bytes);
+            assert_true(b.shape.unit == B && b.shape.group == B && b.shape.tail_min == 0);
+            bench_free(&b);
+        }
+        print_message("    squared error %.2f without, %.2f with three directions\n", error[0], error[1]);
+        assert_true(error[1] < 0.9 * error[0]);
+    }
 }
 
 static void assert_kivi_refused(const char *options, const char *text)
@@ -881,10 +921,10 @@ static void defines_say_the_options(void **state)
     } wanted[] = {
         {"f32", "", "HALF=0 "},
         {"f16", "", "HALF=1 "},
-        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 "},
-        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 "},
-        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 "},
-        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 "},
+        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
+        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
+        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
+        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 BLOCK=0 RANK=0 OUTLIERS=0 "},
         {"q5_1", "", "BITS=5 OFFSET=0 MIN=1 NONLINEAR=0 "},
         {"iq4_nl", "", "BITS=4 OFFSET=0 MIN=0 NONLINEAR=1 "},
         {"fp8_e5m2", "", "MANTISSA=2 BIAS=15 MAX=57344 "},
@@ -933,6 +973,7 @@ int main(void)
         cmocka_unit_test(kivi_errs_by_half_a_step),
         cmocka_unit_test(kivi_shape_is_the_papers),
         cmocka_unit_test(kivi_refuses_with_the_fix),
+        cmocka_unit_test(gear_keeps_outliers_and_directions),
         cmocka_unit_test(ggml_bytes_are_exact),
         cmocka_unit_test(ggml_refuses_other_head_dims),
         cmocka_unit_test(ggml_errs_by_half_a_step),

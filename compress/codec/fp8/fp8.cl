@@ -23,17 +23,6 @@ void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table,
     for (uint i = 0; i < 8; i++) o[i] = KVL_FN(value)(block[AT(t, c + i)]) * scale;
 }
 
-/* a / b correctly rounded, whatever the rounding of the device's division (card.md). */
-float KVL_FN(divide)(float a, float b)
-{
-    float y = 1.0f / b;
-    y = fma(fma(-b, y, 1.0f), y, y);
-    y = fma(fma(-b, y, 1.0f), y, y);
-    float q = a * y;
-    q = fma(fma(-q, b, a), y, q);
-    return fma(fma(-q, b, a), y, q);
-}
-
 /* y rounded to nearest even; |y| is in range. Zero has one code. */
 uint KVL_FN(code)(float y)
 {
@@ -50,13 +39,13 @@ void KVL_FN(encode_row)(KVL_GLOBAL uchar *block, uint t, kvl_rows x, uint row)
 {
     float reach = 0.0f;
     for (uint c = 0; c < KVL_D; c++) reach = fmax(reach, fabs(kvl_clamp_half(kvl_row_at(x, row, c))));
-    const float wanted = reach < 0x1p-100f ? 0.0f : KVL_FN(divide)(reach, (float)KVL_OPT_MAX);
+    const float wanted = reach < 0x1p-100f ? 0.0f : kvl_divide(reach, (float)KVL_OPT_MAX);
     kvl_store_half(SCALES(block), t, wanted);
     /* rounded up, so that nothing is out of range */
     if (kvl_load_half(SCALES(block), t) < wanted) ((KVL_GLOBAL ushort *)SCALES(block))[t] += 1;
     const float scale = kvl_load_half(SCALES(block), t);
     for (uint c = 0; c < KVL_D; c++)
-        block[AT(t, c)] = scale == 0.0f ? 0 : (uchar)KVL_FN(code)(KVL_FN(divide)(kvl_clamp_half(kvl_row_at(x, row, c)), scale));
+        block[AT(t, c)] = scale == 0.0f ? 0 : (uchar)KVL_FN(code)(kvl_divide(kvl_clamp_half(kvl_row_at(x, row, c)), scale));
 }
 
 void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows x)

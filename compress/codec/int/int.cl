@@ -1,8 +1,13 @@
-/* Device body of the integer codecs (KVL_OPT_BITS 8, 4, 3 or 2). Layout and arithmetic: card.md, kivi.md.
+/* Device body of the integer codecs (KVL_OPT_BITS 8, 4, 3 or 2). Layout and arithmetic: card.md, kivi.md, gear.md.
  * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart in a GROUP. Byte row b of a token: K [rows][P],
- * V [P][rows]; then scale (and zero), binary16: with TOKENS 1 per group and token, else per channel and TOKENS tokens (GROUP is the head). */
+ * V [P][rows]; then scale (and zero), binary16: with TOKENS 1 per group and token, else per channel and TOKENS tokens (GROUP is the head).
+ * With BLOCK, for every BLOCK tokens: RANK pairs of factors, then OUTLIERS largest and smallest numbers of each channel or token, then their
+ * indices. */
 #define GROUP KVL_OPT_GROUP
 #define TOKENS KVL_OPT_TOKENS
+#define BLOCK KVL_OPT_BLOCK
+#define RANK KVL_OPT_RANK
+#define SPARSE (2 * KVL_OPT_OUTLIERS)
 #define N_GROUPS (KVL_D / GROUP)
 #define WORD_BYTES (8 % KVL_OPT_BITS == 0 ? 1 : KVL_OPT_BITS)
 #define WORD_CODES (8 * WORD_BYTES / KVL_OPT_BITS)
@@ -34,6 +39,16 @@
 #define ZERO_AT(c, t) (SCALE_AT(c, t) + KVL_D)
 #endif
 
+#if BLOCK
+#define VECTORS (TOKENS > 1 ? KVL_D : BLOCK) /* channels or tokens that have outliers of their own */
+#define BLOCKS (KVL_P / BLOCK)
+#define FACTORS(block) (PARAM_BASE(block) + 2ul * PARAMS * (TOKENS > 1 ? (ulong)KVL_P / TOKENS * KVL_D : (ulong)KVL_P * N_GROUPS))
+#define FACTOR_AT(b, k, i) (((ulong)(b)*RANK + (k)) * (BLOCK + KVL_D) + (i)) /* i: tokens, then channels */
+#define VALUES(block) (FACTORS(block) + 2 * FACTOR_AT(BLOCKS, 0, 0))
+#define SPARSE_AT(b, e, v) (((ulong)(b)*SPARSE + (e)) * VECTORS + (v))
+#define INDICES(block) (VALUES(block) + 2 * SPARSE_AT(BLOCKS, 0, 0))
+#endif
+
 /* Code of channel i of group g of token t. */
 uint KVL_FN(code_at)(const KVL_GLOBAL uchar *block, uint t, uint g, uint i)
 {
@@ -45,7 +60,8 @@ uint KVL_FN(code_at)(const KVL_GLOBAL uchar *block, uint t, uint g, uint i)
     return bytes >> bit % 8 & CODE_MASK;
 }
 
-void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
+/* Channels c .. c+7 of token t by their codes. */
+void KVL_FN(dense8)(const KVL_GLOBAL uchar *block, uint t, uint c, float *o)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint i = 0; i < 8; i++) {
@@ -57,6 +73,32 @@ void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table,
         o[i] = ((float)code - OFFSET) * scale;
 #endif
     }
+}
+
+#if BLOCK
+/* The codes' numbers and the low-rank part. */
+void KVL_FN(smooth8)(const KVL_GLOBAL uchar *block, uint t, uint c, float *o)
+{
+    KVL_FN(dense8)(block, t, c, o);
+    for (uint k = 0; k < RANK; k++) {
+        const float token = kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, t % BLOCK));
+        for (uint i = 0; i < 8; i++) o[i] = fma(token, kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, BLOCK + c + i)), o[i]);
+    }
+}
+#endif
+
+void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
+{
+#if BLOCK
+    KVL_FN(smooth8)(block, t, c, o);
+    for (uint e = 0; e < SPARSE; e++)
+        for (uint i = 0; i < 8; i++) {
+            const uint vector = TOKENS > 1 ? c + i : t % BLOCK, at = TOKENS > 1 ? t % BLOCK : c + i;
+            if (INDICES(block)[SPARSE_AT(t / BLOCK, e, vector)] == at) o[i] += kvl_load_half(VALUES(block), SPARSE_AT(t / BLOCK, e, vector));
+        }
+#else
+    KVL_FN(dense8)(block, t, c, o);
+#endif
 }
 
 /* Nearest integer of the exact quotient d / scale, ties to even, whatever the rounding of the device's division (card.md). */
@@ -72,24 +114,64 @@ float KVL_FN(quotient)(float d, float scale)
     return q;
 }
 
-/* range / SCALE_STEPS, correctly rounded (one Newton step on the reciprocal's product). */
-float KVL_FN(step)(float range)
+/* range / SCALE_STEPS, never -0: llvmpipe's fma loses the sign of zero. */
+float KVL_FN(step)(float range) { return fabs(kvl_divide(range, (float)SCALE_STEPS)); }
+
+/* Number i of the group that starts at row `row` and channel c of x. */
+float KVL_FN(number)(kvl_rows x, uint row, uint c, uint i)
 {
-    const float n = (float)SCALE_STEPS, inverse = 1.0f / (float)SCALE_STEPS;
-    const float t = range * inverse;
-    return fabs(fma(fma(-t, n, range), inverse, t)); /* never -0: llvmpipe's fma loses the sign of zero */
+    return kvl_clamp_half(TOKENS > 1 ? kvl_row_at(x, row + i, c) : kvl_row_at(x, row, c + i));
 }
 
-/* Stores the parameters of rows row .. row+n-1, channels c .. c+width-1 of x: they are tokens t .. of one group. */
-void KVL_FN(fit)(KVL_GLOBAL uchar *params, uint t, uint c, kvl_rows x, uint row, uint n, uint width)
+#if BLOCK
+/* Outliers of a group of n numbers, of each kind. */
+uint KVL_FN(outliers_of)(uint n) { return min((uint)(SPARSE / 2), (n - 1) / 2); }
+
+bool KVL_FN(is_listed)(const KVL_GLOBAL uchar *index, uint n, uint i)
 {
-    float low = kvl_clamp_half(kvl_row_at(x, row, c)), high = low;
-    for (uint i = 0; i < n; i++)
-        for (uint j = 0; j < width; j++) {
-            const float value = kvl_clamp_half(kvl_row_at(x, row + i, c + j));
-            low = fmin(low, value);
-            high = fmax(high, value);
+    for (uint e = 0; e < n; e++)
+        if (index[e * VECTORS] == i) return true;
+    return false;
+}
+
+/* Indices of the largest numbers, then of as many smallest, the first of equal ones, VECTORS apart; those there are not are 0. */
+void KVL_FN(find_outliers)(KVL_GLOBAL uchar *index, kvl_rows x, uint row, uint c, uint n)
+{
+    const uint each = KVL_FN(outliers_of)(n);
+    for (uint e = 0; e < 2 * each; e++) {
+        const float sign = e < each ? 1.0f : -1.0f;
+        uint best = n;
+        float top = 0.0f;
+        for (uint i = 0; i < n; i++) {
+            const float value = sign * KVL_FN(number)(x, row, c, i);
+            if ((best == n || value > top) && !KVL_FN(is_listed)(index, e, i)) {
+                best = i;
+                top = value;
+            }
         }
+        index[e * VECTORS] = (uchar)best;
+    }
+    for (uint e = 2 * each; e < SPARSE; e++) index[e * VECTORS] = 0;
+}
+#endif
+
+/* Stores the parameters of the n numbers from row `row` and channel c of x on: their token is t. */
+void KVL_FN(fit)(KVL_GLOBAL uchar *block, uint t, uint c, kvl_rows x, uint row, uint n)
+{
+    KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    float low = FLT_MAX, high = -FLT_MAX;
+#if BLOCK
+    KVL_GLOBAL uchar *index = INDICES(block) + SPARSE_AT(t / BLOCK, 0, TOKENS > 1 ? c : t % BLOCK);
+    KVL_FN(find_outliers)(index, x, row, c, n);
+#endif
+    for (uint i = 0; i < n; i++) {
+        const float value = KVL_FN(number)(x, row, c, i);
+#if BLOCK
+        if (KVL_FN(is_listed)(index, 2 * KVL_FN(outliers_of)(n), i)) continue;
+#endif
+        low = fmin(low, value);
+        high = fmax(high, value);
+    }
 #if KVL_OPT_ASYM
     kvl_store_half(params, SCALE_AT(c, t), fmin(KVL_FN(step)(high - low), KVL_HALF_MAX));
     kvl_store_half(params, ZERO_AT(c, t), as_uint(low) << 1 == 0 ? 0.0f : low); /* never -0: fmin may give either */
@@ -110,30 +192,136 @@ uint KVL_FN(code_of)(const KVL_GLOBAL uchar *params, uint t, uint c, float x)
     return (uint)(fmin(fmax(KVL_FN(quotient)(kvl_clamp_half(x) - zero, scale), lowest), highest) + OFFSET);
 }
 
-void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows x)
+/* Rows row .. row+n-1 of x as tokens t0 ... */
+void KVL_FN(encode_codes)(KVL_GLOBAL uchar *block, uint t0, uint n, kvl_rows x, uint row)
 {
-    KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint i = 0; i < n; i += TOKENS)
         for (uint c = 0; c < KVL_D; c += TOKENS > 1 ? 1 : GROUP)
-            KVL_FN(fit)(params, t0 + i, c, x, i, min(n - i, (uint)TOKENS), TOKENS > 1 ? 1 : GROUP);
+            KVL_FN(fit)(block, t0 + i, c, x, row + i, TOKENS > 1 ? min(n - i, (uint)TOKENS) : GROUP);
     for (uint i = 0; i < n; i++)
         for (uint g = 0; g < N_GROUPS; g++)
             for (uint w = 0; w < SPAN; w++) {
                 uint word = 0;
                 for (uint j = 0; j < WORD_CODES; j++) {
                     const uint c = g * GROUP + j * SPAN + w;
-                    word |= KVL_FN(code_of)(params, t0 + i, c, kvl_row_at(x, i, c)) << (j * KVL_OPT_BITS);
+                    word |= KVL_FN(code_of)(params, t0 + i, c, kvl_row_at(x, row + i, c)) << (j * KVL_OPT_BITS);
                 }
                 for (uint k = 0; k < WORD_BYTES; k++) block[BYTE_AT(t0 + i, ROW(g, k, w))] = (uchar)(word >> 8 * k);
             }
 }
 
+#if BLOCK
+/* Stores half(x), a zero as +0; what it becomes. */
+float KVL_FN(store)(KVL_GLOBAL uchar *at, ulong i, float x)
+{
+    const float value = kvl_clamp_half(x);
+    kvl_store_half(at, i, as_uint(value) << 1 == 0 ? 0.0f : value);
+    return kvl_load_half(at, i);
+}
+
+/* Powers of two off, so that the largest magnitude is in [1, 2); next to nothing becomes 0. */
+void KVL_FN(normalize)(float *x, uint n)
+{
+    float reach = 0.0f;
+    for (uint i = 0; i < n; i++) reach = fmax(reach, fabs(x[i]));
+    const float scale = reach < 0x1p-100f ? 0.0f : as_float((254u - (as_uint(reach) >> 23)) << 23);
+    for (uint i = 0; i < n; i++) x[i] = scale == 0.0f ? 0.0f : x[i] * scale;
+}
+
+void KVL_FN(times)(const float *r, uint n, const float *channel, float *token)
+{
+    for (uint t = 0; t < n; t++) {
+        float sum = 0.0f;
+        for (uint c = 0; c < KVL_D; c += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++) sum = fma(r[t * KVL_D + c + i], channel[c + i], sum);
+        token[t] = sum;
+    }
+}
+
+void KVL_FN(transposed_times)(const float *r, uint n, const float *token, float *channel)
+{
+    for (uint c = 0; c < KVL_D; c++) channel[c] = 0.0f;
+    for (uint t = 0; t < n; t++)
+        for (uint c = 0; c < KVL_D; c += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++) channel[c + i] = fma(r[t * KVL_D + c + i], token[t], channel[c + i]);
+}
+
+/* Takes the strongest direction of r [n][D] off it and stores the two factors: gear.md. */
+void KVL_FN(take_factor)(KVL_GLOBAL uchar *factors, uint b, uint k, float *r, uint n)
+{
+    float token[BLOCK], channel[KVL_D], square = 0.0f;
+    for (uint c = 0; c < KVL_D; c++) channel[c] = (c + 1) * 0x9e3779b9u >> 31 ? -1.0f : 1.0f;
+    for (uint i = 0; i < 3; i++) {
+        KVL_FN(times)(r, n, channel, token);
+        KVL_FN(normalize)(token, n);
+        KVL_FN(transposed_times)(r, n, token, channel);
+        KVL_FN(normalize)(channel, KVL_D);
+    }
+    for (uint c = 0; c < KVL_D; c++) {
+        channel[c] = KVL_FN(store)(factors, FACTOR_AT(b, k, BLOCK + c), channel[c]);
+        square = fma(channel[c], channel[c], square);
+    }
+    KVL_FN(times)(r, n, channel, token);
+    for (uint t = 0; t < BLOCK; t++) {
+        const bool is_nothing = t >= n || square == 0.0f || fabs(token[t]) < 0x1p-100f;
+        token[t] = KVL_FN(store)(factors, FACTOR_AT(b, k, t), is_nothing ? 0.0f : kvl_divide(token[t], square));
+    }
+    for (uint t = 0; t < n; t++)
+        for (uint c = 0; c < KVL_D; c += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++) r[t * KVL_D + c + i] = fma(-token[t], channel[c + i], r[t * KVL_D + c + i]);
+}
+
+/* Rows row .. row+n-1 of x as the tokens of block b. */
+void KVL_FN(encode_block)(KVL_GLOBAL uchar *block, uint b, uint n, kvl_rows x, uint row)
+{
+    float rest[BLOCK * KVL_D];
+    const uint vectors = TOKENS > 1 ? KVL_D : n, each = KVL_FN(outliers_of)(TOKENS > 1 ? n : KVL_D);
+    KVL_FN(encode_codes)(block, b * BLOCK, n, x, row);
+    for (uint t = 0; t < n; t++)
+        for (uint c = 0; c < KVL_D; c += 8) {
+            float dense[8];
+            KVL_FN(dense8)(block, b * BLOCK + t, c, dense);
+            KVL_UNROLL for (uint i = 0; i < 8; i++) rest[t * KVL_D + c + i] = kvl_clamp_half(kvl_row_at(x, row + t, c + i)) - dense[i];
+        }
+    for (uint v = 0; v < vectors; v++)
+        for (uint e = 0; e < 2 * each; e++) {
+            const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
+            rest[TOKENS > 1 ? at * KVL_D + v : v * KVL_D + at] = 0.0f;
+        }
+    for (uint k = 0; k < RANK; k++) KVL_FN(take_factor)(FACTORS(block), b, k, rest, n);
+    for (uint v = 0; v < VECTORS; v++)
+        for (uint e = 0; e < SPARSE; e++) {
+            float left = 0.0f;
+            if (v < vectors && e < 2 * each) {
+                const uint at = INDICES(block)[SPARSE_AT(b, e, v)], t = TOKENS > 1 ? at : v, c = TOKENS > 1 ? v : at;
+                float smooth[8];
+                KVL_FN(smooth8)(block, b * BLOCK + t, c / 8 * 8, smooth);
+                left = kvl_clamp_half(kvl_row_at(x, row + t, c)) - smooth[c % 8];
+            } else {
+                INDICES(block)[SPARSE_AT(b, e, v)] = 0;
+            }
+            KVL_FN(store)(VALUES(block), SPARSE_AT(b, e, v), left);
+        }
+}
+#endif
+
+void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows x)
+{
+#if BLOCK
+    for (uint i = 0; i < n; i += BLOCK) KVL_FN(encode_block)(block, (t0 + i) / BLOCK, min(n - i, (uint)BLOCK), x, i);
+#else
+    KVL_FN(encode_codes)(block, t0, n, x, 0);
+#endif
+}
+
 #if KVL_VECTORS
-/* Tokens of a slice that have the same parameters by channel. */
-#if TOKENS == 1 || TOKENS % KVL_SLICE == 0
+/* Tokens of a slice that have the same parameters by channel, and the same block. */
+#define SHARED (TOKENS > 1 ? TOKENS : BLOCK)
+#if SHARED == 0 || SHARED % KVL_SLICE == 0
 #define RUN KVL_SLICE
-#elif KVL_SLICE % TOKENS == 0
-#define RUN TOKENS
+#elif KVL_SLICE % SHARED == 0
+#define RUN SHARED
 #else
 #define RUN 16
 #endif
@@ -167,6 +355,34 @@ void KVL_FN(scale_queries)(const KVL_GLOBAL uchar *params, uint t, const KVL_QS 
 #define FACTOR scaled
 #else
 #define FACTOR q
+#endif
+
+#if BLOCK
+/* The low-rank and the sparse share of the scores of RUN tokens from t0 on. */
+void KVL_FN(add_to_scores)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *q, KVL_QS float *out)
+{
+    const uint b = t0 / BLOCK;
+    for (uint k = 0; k < RANK; k++) {
+        const KVL_GLOBAL half *factor = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(b, k, 0);
+        for (uint r = 0; r < KVL_NQ; r++) {
+            float16 sum = 0.0f;
+            for (uint c = 0; c < KVL_D; c += 16) sum = fma(vload16(0, q + r * KVL_D + c), vload_half16(0, factor + BLOCK + c), sum);
+            const float weight = kvl_sum16(sum);
+            for (uint t = 0; t < RUN; t += 16) {
+                KVL_QS float *o = out + r * KVL_B + t;
+                vstore16(fma(weight, vload_half16(0, factor + t0 % BLOCK + t), vload16(0, o)), 0, o);
+            }
+        }
+    }
+    for (uint e = 0; e < SPARSE; e++)
+        for (uint v = 0; v < VECTORS; v++) {
+            const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
+            const uint t = (TOKENS > 1 ? at : v) - t0 % BLOCK, c = TOKENS > 1 ? v : at;
+            const float value = kvl_load_half(VALUES(block), SPARSE_AT(b, e, v));
+            if (t < RUN)
+                for (uint r = 0; r < KVL_NQ; r++) out[r * KVL_B + t] = fma(q[r * KVL_D + c], value, out[r * KVL_B + t]);
+        }
+}
 #endif
 
 #define WIDE (RUN % (16 * KVL_WIDE) == 0 ? KVL_WIDE : RUN % 32 == 0 && KVL_WIDE > 2 ? 2 : 1)
@@ -221,6 +437,9 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
         }
     }
+#if BLOCK
+    for (uint t = 0; t < KVL_SLICE; t += RUN) KVL_FN(add_to_scores)(block, t0 + t, q, out + t);
+#endif
 }
 #undef WIDE
 #undef FACTOR
@@ -345,10 +564,43 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
 }
 #undef START
 
+#if BLOCK
+/* The low-rank and the sparse share of RUN tokens from t0 on. */
+void KVL_FN(add_to_values)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+{
+    const uint b = t0 / BLOCK;
+    for (uint k = 0; k < RANK; k++) {
+        const KVL_GLOBAL half *factor = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(b, k, 0);
+        for (uint r = 0; r < KVL_NQ; r++) {
+            float16 sum = 0.0f;
+            for (uint t = 0; t < RUN; t += 16) sum = fma(vload16(0, p + r * KVL_B + t), vload_half16(0, factor + t0 % BLOCK + t), sum);
+            const float weight = kvl_sum16(sum);
+            for (uint c = 0; c < KVL_D; c += 16) {
+                KVL_QS float *o = acc + r * KVL_D + c;
+                vstore16(fma(weight, vload_half16(0, factor + BLOCK + c), vload16(0, o)), 0, o);
+            }
+        }
+    }
+    for (uint e = 0; e < SPARSE; e++)
+        for (uint v = 0; v < VECTORS; v++) {
+            const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
+            const uint t = (TOKENS > 1 ? at : v) - t0 % BLOCK, c = TOKENS > 1 ? v : at;
+            const float value = kvl_load_half(VALUES(block), SPARSE_AT(b, e, v));
+            if (t < RUN)
+                for (uint r = 0; r < KVL_NQ; r++) acc[r * KVL_D + c] = fma(p[r * KVL_B + t], value, acc[r * KVL_D + c]);
+        }
+}
+#endif
+
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
                         KVL_QS float *acc)
 {
-    for (uint t = 0; t < KVL_SLICE; t += RUN) KVL_FN(accumulate_run)(block, t0 + t, p + t, acc);
+    for (uint t = 0; t < KVL_SLICE; t += RUN) {
+        KVL_FN(accumulate_run)(block, t0 + t, p + t, acc);
+#if BLOCK
+        KVL_FN(add_to_values)(block, t0 + t, p + t, acc);
+#endif
+    }
 }
 #undef LANES
 #undef FLOATS
@@ -363,9 +615,20 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #undef CHANNEL
 #endif
 #undef RUN
+#undef SHARED
 #endif
 #undef GROUP
 #undef TOKENS
+#undef BLOCK
+#undef RANK
+#undef SPARSE
+#undef VECTORS
+#undef BLOCKS
+#undef FACTORS
+#undef FACTOR_AT
+#undef VALUES
+#undef SPARSE_AT
+#undef INDICES
 #undef N_GROUPS
 #undef WORD_BYTES
 #undef WORD_CODES

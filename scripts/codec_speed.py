@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Attention's time of every codec against f16's: experiments/e12_codec_speed/speed.csv, and the table in compress/README.md.
+
+A decode step behind a synthetic cache; the time is the median launch of kvl_attend. f16 and the codec are run in turns, and the figure is the
+median over the turns of their ratio, so that a machine that does other things too gives the same answer.
+Usage: scripts/codec_speed.py [--rounds N] [--depths 4096,32768] [--model M.gguf] [--program build/kvlab] [--csv FILE] [SPEC...]
+"""
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+SPECS = ["f32", "int8", "int4", "int3", "int2", "int2(group=32)", "kivi", "kivi(bits=4)", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
+         "fp8_e4m3", "fp8_e5m2", "turboquant2", "turboquant3", "turboquant4",
+         "k=turboquant(bits=3,sketch=sign) v=turboquant(bits=2) rot=random"]  # fmt: skip
+
+
+def attend_ns(args, spec, depth):
+    command = [args.program, "bench", "-m", args.model, "-p", "0", "-n", "8", "-d", str(depth), "--synthetic", "--kernels", "--json", "-r", "1",
+               "--warmup", "0", "--allow-long", "--quiet", "--no-run-file", "--kv", spec]  # fmt: skip
+    row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)[0]
+    kernels = {k["name"]: k["ns_median"] for k in row["kernels"]}
+    return kernels["kvl_attend"], row["bytes_per_token"], row["device"]
+
+
+def measure(args):
+    rows = []
+    for depth in args.depths:
+        for spec in args.specs:
+            turns = [(attend_ns(args, "f16", depth), attend_ns(args, spec, depth)) for _ in range(args.rounds)]
+            ratio = statistics.median(codec[0] / base[0] for base, codec in turns)
+            base_ns = min(base[0] for base, _ in turns)
+            rows.append({"kv": spec, "depth": depth, "bytes_per_token": turns[0][1][1], "ratio_to_f16": f"{ratio:.2f}",
+                         "f16_us": f"{base_ns / 1000:.0f}", "rounds": args.rounds, "device": turns[0][1][2]})  # fmt: skip
+            print(rows[-1], flush=True)
+            write(args.csv, rows)
+    return rows
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[4096, 32768])
+    parser.add_argument("--model", default=root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--program", default=root / "build/kvlab")
+    parser.add_argument("--csv", type=Path, default=root / "experiments/e12_codec_speed/speed.csv")
+    parser.add_argument("specs", nargs="*", default=SPECS)
+    args = parser.parse_args()
+    measure(args)
+
+
+if __name__ == "__main__":
+    main()
