@@ -631,6 +631,12 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
 
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
 
+void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+{
+    if (l == 0) cache->reads.tokens += reads->tokens;
+    cache->reads.bytes += reads->bytes;
+}
+
 /* ---- accounting ---- */
 
 static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
