@@ -62,8 +62,8 @@ void kvl_rotate_by(float *x, const global float *matrix)
     for (uint i = 0; i < KVL_D; i++) y[i] = 0.0f;
     for (uint a = 0; a < KVL_ROT_M; a++)
         for (uint i = 0; i < KVL_D; i += 8)
-            KVL_UNROLL for (uint j = i; j < i + 8; j++)
-                y[j] = fma(x[a * KVL_ROT_S + j % KVL_ROT_S], matrix[a * KVL_ROT_M + j / KVL_ROT_S], y[j]);
+            KVL_UNROLL for (uint j = 0; j < 8; j++)
+                y[i + j] = fma(x[a * KVL_ROT_S + (i + j) % KVL_ROT_S], matrix[a * KVL_ROT_M + (i + j) / KVL_ROT_S], y[i + j]);
     for (uint i = 0; i < KVL_D; i++) x[i] = y[i];
 }
 #define kvl_rotate(x, turn) kvl_rotate_by(x, (turn).matrix)

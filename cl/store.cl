@@ -71,7 +71,8 @@ void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, global const f
 {
     uint bad = 0;
     for (uint i = 0; i < end - first; i++)
-        for (uint c = 0; c < KVL_D; c++) bad += !isfinite(kvl_row_at(rows, i, c));
+        for (uint c = 0; c < KVL_D; c += 8)
+            KVL_UNROLL for (uint j = 0; j < 8; j++) bad += !isfinite(kvl_row_at(rows, i, c + j));
     if (bad != 0) atomic_add(status, bad);
     rows.status = status;
     const uint slot = first - view.sink;

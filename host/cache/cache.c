@@ -165,6 +165,14 @@ const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache) { ret
 
 uint32_t kvl_cache_position(const struct kvl_cache *cache) { return cache->position; }
 
+uint32_t kvl_cache_held(const struct kvl_cache *cache)
+{
+    const uint64_t streams = (uint64_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head;
+    uint64_t held = cache->position * streams;
+    for (uint64_t i = 0; i < streams; i++) held -= cache->lost[i];
+    return (uint32_t)(held / streams);
+}
+
 /* How far reading lags behind sealing: the read rule. */
 static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan *side)
 {
@@ -622,6 +630,12 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
 }
 
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
+
+void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+{
+    if (l == 0) cache->reads.tokens += reads->tokens;
+    cache->reads.bytes += reads->bytes;
+}
 
 /* ---- accounting ---- */
 

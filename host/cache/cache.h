@@ -15,6 +15,7 @@ void kvl_cache_reset(struct kvl_cache *cache); /* no tokens; stored bytes stay u
 
 const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache);
 uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in */
+uint32_t kvl_cache_held(const struct kvl_cache *cache);     /* of them not evicted: on average over layers and heads, rounded down */
 
 /* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
  * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; made into records in place (cl/record.cl).
@@ -44,6 +45,8 @@ struct kvl_cache_reads {
     uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query */
 };
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out);
+/* Counts what one layer of a prompt has read elsewhere: tokens once for all layers. */
+void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t layer, const struct kvl_cache_reads *reads);
 
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);

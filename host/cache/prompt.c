@@ -247,7 +247,10 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
 {
     kvl_status status = KVL_OK;
     struct kvl_score_input in;
+    struct kvl_cache_reads reads;
     *selection = (struct kvl_selection){0};
+    kvl_cache_reads(p->rows, &reads);
+    kvl_cache_count_prompt(p->cache, p->layer, &reads);
     KVL_TRY(complete(p, w_o, &in));
     KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));

@@ -4,6 +4,7 @@
 #include "log.h"
 #include "mem.h"
 #include "plan.h"
+#include "select.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -313,7 +314,7 @@ kvl_status kvl_record_step(struct kvl_record *r, struct kvl_session *session, co
         {.u64 = duration_ns},
         {.text = phase},
         {.u64 = n_tokens},
-        {.u64 = kvl_session_position(session)},
+        {.u64 = kvl_cache_held(kvl_session_cache(session))},
         {.u64 = bytes.resident},
         {.u64 = now.kv_bytes_read - from->kv_bytes_read},
         {.u64 = now.launches - from->launches},
@@ -361,6 +362,40 @@ static kvl_status put_layer_bytes(struct kvl_record *r)
                               sum.bytes));
 done:
     kvl_free(&sum.bytes);
+    return status;
+}
+
+/* What the last eviction left: counts and where a head's positions begin [layer][head], and all positions. */
+static kvl_status put_kept(struct kvl_record *r, struct kvl_session *session)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t layers = r->config.model->dims.n_layer, heads = r->config.model->dims.n_kv_head;
+    const uint64_t dims[] = {layers, heads};
+    static const char *const dim_names[] = {"layer", "head"}, *const kept_names[] = {"kept"};
+    uint64_t *count = NULL, *first = NULL, *position = NULL, n = 0;
+    if (kvl_session_kept(session, 0) == NULL) return KVL_OK;
+    KVL_TRY(kvl_alloc(&count, layers * heads, sizeof *count));
+    KVL_TRY(kvl_alloc(&first, layers * heads, sizeof *first));
+    for (uint64_t l = 0; l < layers; l++) {
+        const struct kvl_selection *kept = kvl_session_kept(session, (uint32_t)l);
+        for (uint64_t h = 0; h < heads; h++) {
+            first[l * heads + h] = n;
+            n += count[l * heads + h] = kept->offset[h + 1] - kept->offset[h];
+        }
+    }
+    KVL_TRY(kvl_alloc(&position, n, sizeof *position));
+    for (uint64_t l = 0; l < layers; l++)
+        for (uint64_t h = 0; h < heads; h++) {
+            const struct kvl_selection *kept = kvl_session_kept(session, (uint32_t)l);
+            for (uint64_t i = 0; i < count[l * heads + h]; i++) position[first[l * heads + h] + i] = kept->token[kept->offset[h] + i];
+        }
+    KVL_TRY(kvl_runfile_array(r->file, "/layers/budget", "1", "tokens a head kept at the last eviction", KVL_COL_U64, 2, dims, dim_names, count));
+    KVL_TRY(kvl_runfile_array(r->file, "/layers/kept_first", "1", "where a head's kept positions begin", KVL_COL_U64, 2, dims, dim_names, first));
+    KVL_TRY(kvl_runfile_array(r->file, "/layers/kept_position", "1", "positions kept at the last eviction", KVL_COL_U64, 1, &n, kept_names, position));
+done:
+    kvl_free(&count);
+    kvl_free(&first);
+    kvl_free(&position);
     return status;
 }
 
@@ -443,6 +478,7 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
     KVL_TRY(put_plan(r));
     KVL_TRY(put_ledger(r));
     KVL_TRY(put_layer_bytes(r));
+    KVL_TRY(put_kept(r, session));
 done:
     return status;
 }

@@ -19,8 +19,10 @@ static const struct kvl_cache_dims shapes[] = {
 
 /* Compositions that no codec shows alone. */
 static const struct {
-    const char *spec, *name;
+    const char *spec, *name, *extra; /* extra: a file that goes with this composition alone, or NULL */
 } mixes[] = {
+    {"f16", "f16", "gather.cl"}, /* the rows of a prompt that is compressed */
+    {"int4 keep=knorm budget=ada(kept=0.5) pos=compact", "int4+evict"},
     {"k=int8 v=int4", "int8+int4"},
     {"int4 rot=hadamard", "int4+hadamard"},
     {"int4 rope=pre korder=hf", "int4+pre-rope"},
@@ -94,7 +96,7 @@ done:
     return status;
 }
 
-static kvl_status add_cache_programs(struct list *list, const char *spec_text, const char *codecs,
+static kvl_status add_cache_programs(struct list *list, const char *spec_text, const char *codecs, const char *extra,
                                      const struct kvl_cache_dims *dims)
 {
     kvl_status status = KVL_OK;
@@ -105,6 +107,7 @@ static kvl_status add_cache_programs(struct list *list, const char *spec_text, c
     const struct kvl_cache_config config = {.spec = spec, .n_ctx = 1024, .ubatch = 512, .protocol = KVL_P2_WRITE_THEN_READ};
     KVL_TRY(kvl_cache_plan_make(dims, &config, &limits, &plan));
     KVL_TRY(add_cache_program(list, &plan, codecs, "store.cl", 1));
+    if (extra != NULL) KVL_TRY(add_cache_program(list, &plan, codecs, extra, 1));
     KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", 1));
     KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(&plan)));
 done:
@@ -118,7 +121,7 @@ static kvl_status add_codec(struct list *list, const struct kvl_codec *codec, co
     char spec[128];
     const char *k = codec->roles & KVL_ROLE_K ? codec->head.name : "f16", *v = codec->roles & KVL_ROLE_V ? codec->head.name : "f16";
     snprintf(spec, sizeof spec, "k=%s v=%s", k, v);
-    return add_cache_programs(list, spec, codec->head.name, dims);
+    return add_cache_programs(list, spec, codec->head.name, NULL, dims);
 }
 
 static kvl_status add_linear(struct list *list, const struct kvl_quant_type *type)
@@ -158,7 +161,7 @@ kvl_status kvl_xcheck_programs(struct kvl_xcheck_program **out, size_t *n)
                 KVL_TRY(add_codec(&list, codec, shapes + s));
         }
         for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++)
-            KVL_TRY(add_cache_programs(&list, mixes[i].spec, mixes[i].name, shapes + s));
+            KVL_TRY(add_cache_programs(&list, mixes[i].spec, mixes[i].name, mixes[i].extra, shapes + s));
     }
     for (size_t i = 0; i < kvl_n_quant_types; i++) KVL_TRY(add_linear(&list, kvl_quant_types + i));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) KVL_TRY(add_other(&list, others + i));

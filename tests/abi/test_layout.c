@@ -98,6 +98,56 @@ static const struct frozen layout[] = {
     AT(kvl_calibration, struct_size, 0),
     AT(kvl_calibration, context, 8),
     AT(kvl_calibration, put, 16),
+
+    AT(kvl_score_needs, struct_size, 0),
+    AT(kvl_score_needs, what, 4),
+    AT(kvl_score_needs, queries, 8),
+    AT(kvl_score_needs, first_query, 12),
+    AT(kvl_score_needs, normals, 16),
+
+    AT(kvl_score_input, struct_size, 0),
+    AT(kvl_score_input, layer, 4),
+    AT(kvl_score_input, n_layer, 8),
+    AT(kvl_score_input, n_token, 12),
+    AT(kvl_score_input, n_head, 16),
+    AT(kvl_score_input, n_kv_head, 20),
+    AT(kvl_score_input, head_dim, 24),
+    AT(kvl_score_input, n_embd, 28),
+    AT(kvl_score_input, rope_dim, 32),
+    AT(kvl_score_input, n_query, 36),
+    AT(kvl_score_input, target, 40),
+    AT(kvl_score_input, fraction, 48),
+    AT(kvl_score_input, k, 56),
+    AT(kvl_score_input, k_pre, 64),
+    AT(kvl_score_input, v, 72),
+    AT(kvl_score_input, q, 80),
+    AT(kvl_score_input, q_mean, 88),
+    AT(kvl_score_input, q_cov, 96),
+    AT(kvl_score_input, column_sum, 104),
+    AT(kvl_score_input, w_o, 112),
+    AT(kvl_score_input, normal, 120),
+    AT(kvl_score_input, rope_freq, 128),
+
+    AT(kvl_score, needs, 96),
+    AT(kvl_score, ref, 104),
+    AT(kvl_score, wrap, 112),
+
+    AT(kvl_amount, kept, 0),
+    AT(kvl_amount, removed, 8),
+    AT(kvl_amount, tokens, 16),
+    AT(kvl_amount, bytes, 24),
+    SIZE(kvl_amount, 32),
+
+    AT(kvl_budget_input, struct_size, 0),
+    AT(kvl_budget_input, layer, 4),
+    AT(kvl_budget_input, n_layer, 8),
+    AT(kvl_budget_input, n_token, 12),
+    AT(kvl_budget_input, n_kv_head, 16),
+    AT(kvl_budget_input, target, 20),
+    AT(kvl_budget_input, fraction, 24),
+
+    AT(kvl_budget, layer_target, 96),
+    AT(kvl_budget, split, 104),
 };
 
 static void layout_is_frozen(void **state)
@@ -112,7 +162,9 @@ static void numbers_are_frozen(void **state)
     assert_int_equal(KVL_PLUGIN_MAGIC, 0x4c564b31);
     assert_int_equal(KVL_ABI_MAJOR, 1);
     assert_int_equal(KVL_KIND_CODEC | KVL_KIND_SCORE << 4 | KVL_KIND_BUDGET << 8, 0x321);
-    assert_int_equal(KVL_OPTION_INT | KVL_OPTION_FLOAT << 4 | KVL_OPTION_CHOICE << 8, 0x321);
+    assert_int_equal(KVL_OPTION_INT | KVL_OPTION_FLOAT << 4 | KVL_OPTION_CHOICE << 8 | KVL_OPTION_SCORE << 12, 0x4321);
+    assert_int_equal(KVL_NEED_K | KVL_NEED_V << 8 | KVL_NEED_QUERIES << 16, 0x40201);
+    assert_int_equal(KVL_NEED_QUERY_STATS | KVL_NEED_COLUMN_SUMS | KVL_NEED_OUTPUT | KVL_NEED_NORMALS, 0x78);
     assert_int_equal(KVL_ROLE_K | KVL_ROLE_V << 4 | KVL_ROLE_JOINT << 8, 0x421);
     assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
     assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,

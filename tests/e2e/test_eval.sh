@@ -27,7 +27,8 @@ random.seed(1); sys.stdout.buffer.write(bytes(random.randrange(1, 128) for _ in 
 : >empty
 
 # --- usage ---
-expect_refusal "p3" -f text -c 64 --protocol p3
+expect_refusal "one window of 1656" -f text --protocol p3 --context 1400 # its context and scored tokens are options of their own
+expect_refusal "compress-then-score" -f text -c 64 --kv "keep=knorm budget=uniform(kept=0.5)"
 expect_refusal "empty" -f empty
 expect_refusal "one window" -f text -c 1600
 expect_refusal "trained" -f text -c 4096
@@ -60,6 +61,20 @@ grep -q '^ppl .*exploratory' table || fail "two windows must be called explorato
 default=(runs/eval-ppl-????????-??????-????????.h5)
 [[ -f ${default[0]} ]] || fail "no run file under its default name"
 
+# --- compress-then-score ---
+p3=(--protocol compress-then-score --context 96 --score 32 --chunks 3 --exact)
+"$program" eval ppl -m "$model" -f text "${p3[@]}" --kv "f32 keep=snapkv(window=8) budget=ada(removed=0.5)" --json -o p3.h5 >p3.json 2>/dev/null
+[[ $(get p3.json '(r["protocol"], r["n_chunks"], r["n_tokens"])') == "('p3', 3, 96)" ]] || fail "3 windows of 32 scored tokens wanted"
+near "$(get p3.json '(16 * r["nll_1_16"] + 16 * r["nll_17_64"]) / 32')" "$(get p3.json 'r["nll"]')" 1e-6 || fail "bins by distance"
+"$program" eval ppl -m "$model" -f text "${p3[@]}" --kv "f32 keep=snapkv(window=8) budget=ada(kept=1)" --json --no-run-file >whole.json 2>/dev/null
+"$program" eval ppl -m "$model" -f text "${p3[@]}" --kv f32 --json --no-run-file >none.json 2>/dev/null
+near "$(get whole.json 'r["nll"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "keeping everything changes the nll"
+"$program" eval kld -m "$model" -f text "${p3[@]}" --kv "f32 keep=snapkv(window=8) budget=ada(removed=0.5)" --base f32 --json --no-run-file >kld.json 2>/dev/null
+near "$(get kld.json 'r["nll"]')" "$(get p3.json 'r["nll"]')" 1e-6 || fail "eval kld under p3: another nll"
+near "$(get kld.json 'r["nll_base"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "eval kld under p3: another base"
+[[ $(get kld.json 'r["kld_mean"] > 0') == True ]] || fail "half the tokens are gone and nothing has changed"
+get p3.json 'r["resident_bytes"] < r["peak_bytes"]' | grep -q True || fail "the peak is above what stays"
+
 # --- content of the run file; the golden logits ---
 if python3 -c 'import h5py, numpy' 2>/dev/null; then
     golden=${KVLAB_GOLDEN:-$root/../shared/golden}
@@ -72,6 +87,12 @@ assert f["kernels/ns_sum"][:].min() > 0
 assert f["memory/layer_bytes"].shape == (7, 3)
 m = f["memory"].attrs
 assert m["plan_resident_bytes"] == m["resident_bytes"] and m["plan_bytes_per_token"] == m["bytes_per_token"], dict(m)
+p3 = h5py.File("p3.h5")
+budget, first, kept = (p3["layers/" + name][:] for name in ("budget", "kept_first", "kept_position"))
+assert budget.shape == (3, 2) and (budget.sum(axis=1) == 2 * 48).all() and len(kept) == budget.sum()
+for b, k in zip(budget.flat, first.flat):
+    assert (kept[k:k + b][1:] > kept[k:k + b][:-1]).all() and set(range(88, 96)) <= set(kept[k:k + b])
+assert "nll_65_256" in p3["quality"] and p3["config"].attrs["kv"].decode().find("keep=snapkv(window=8") > 0
 for group, names in {"config": "kv kv_given model_sha256 text_sha256 cl_source_sha256 protocol ubatch n_ctx exact",
                      "memory": "bytes_per_token resident_bytes peak_bytes ledger_total_bytes", "quality": "ppl nll"}.items():
     for name in names.split():

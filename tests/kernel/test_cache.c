@@ -285,8 +285,8 @@ static void codes_equal_reference(void **state)
     static const char *const specs[] = {"f16",       "int8", "int4", "int4(group=16)", "int8(sym)", "int4(sym)", "int3",     "int3(group=8,sym)", "int2(group=32)",
                                         "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)",
                                         "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)",
-                                        "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random", "gear",
-                                        "gear(bits=3,block=32,outliers=3,rank=1)"};
+                                        "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random",
+                                        "gear", "gear(bits=3,block=32,outliers=3,rank=1)"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         if (!kvl_row_is_wanted(specs[i])) continue;
         struct setup s = {.dims = dims_smol, .n_tokens = 64};

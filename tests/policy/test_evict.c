@@ -59,6 +59,20 @@ static void check_bound(struct rig *r)
     assert_true(kvl_cache_resident(cache) <= kvl_cache_plan(cache)->resident_bytes);
 }
 
+/* The prompt's queries read all tokens before them, later ones what is left. */
+static void check_counters(struct rig *r)
+{
+    struct kvl_counters counters;
+    uint64_t kept = 0;
+    const struct kvl_selection *layer = kvl_session_kept(r->session, 0);
+    for (uint32_t h = 0; h < layer->n_kv_head; h++) kept += layer->offset[h + 1] - layer->offset[h];
+    kvl_session_counters(r->session, &counters);
+    uint64_t wanted = PROMPT * (PROMPT + 1) / 2;
+    for (uint64_t i = 0; i < NEXT; i++) wanted += (kept + layer->n_kv_head * (i + 1)) / layer->n_kv_head;
+    assert_int_equal(counters.kv_tokens_read, wanted);
+    assert_int_equal(counters.tokens, PROMPT + NEXT);
+}
+
 static void bytes_are_those_of_the_kept_tokens(void **state)
 {
     static const char *const specs[] = {"f16", "int8 keep=knorm budget=ada(removed=0.5)", "k=int4 v=f16 keep=snapkv(window=16) budget=ada(kept=0.2)",
@@ -76,6 +90,7 @@ static void bytes_are_those_of_the_kept_tokens(void **state)
         check_bound(&r);
         assert_ok(kvl_session_reset(r.session));
         run(&r, PROMPT, logits);
+        check_counters(&r);
         check_bytes(&r, NEXT);
         kvl_ledger_read(kvl_test_device, &ledger);
         assert_ok(kvl_session_bytes(r.session, &bytes));

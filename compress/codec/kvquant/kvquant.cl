@@ -48,15 +48,18 @@ void KVL_FN(store_outliers)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *tab
     for (uint s = 0; s < KVL_OPT_SLOTS; s++) {
         float most = -INFINITY;
         uint best = KVL_D;
-        for (uint c = 0; c < KVL_D; c++) {
-            const float excess = fabs(x[c] - table[c]) - table[KVL_D + c];
-            const bool is_next = excess < last || (excess == last && c > last_channel);
-            if (s == 0) outside += excess > 0.0f;
-            if (is_next && (best == KVL_D || excess > most)) {
-                best = c;
-                most = excess;
+        for (uint c8 = 0; c8 < KVL_D; c8 += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++)
+            {
+                const uint c = c8 + i;
+                const float excess = fabs(x[c] - table[c]) - table[KVL_D + c];
+                const bool is_next = excess < last || (excess == last && c > last_channel);
+                outside += s == 0 && excess > 0.0f;
+                if (is_next && (best == KVL_D || excess > most)) {
+                    best = c;
+                    most = excess;
+                }
             }
-        }
         kvl_store_half(VALUE_BASE(block), s * KVL_P + t, x[best]);
         INDEX_BASE(block)[s * KVL_P + t] = (uchar)best;
         last = most;
@@ -70,11 +73,14 @@ void KVL_FN(store_outliers)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *tab
 uint KVL_FN(next)(const float *x, float value, uint channel, int direction)
 {
     uint best = KVL_D;
-    for (uint c = 0; c < KVL_D; c++) {
-        const bool above = x[c] > value || (x[c] == value && c > channel), below = x[c] < value || (x[c] == value && c < channel);
-        if (direction > 0 ? !above : !below) continue;
-        if (best == KVL_D || (direction > 0 ? x[c] < x[best] : x[c] >= x[best])) best = c;
-    }
+    for (uint c8 = 0; c8 < KVL_D; c8 += 8)
+        KVL_UNROLL for (uint i = 0; i < 8; i++)
+        {
+            const uint c = c8 + i;
+            const bool above = x[c] > value || (x[c] == value && c > channel), below = x[c] < value || (x[c] == value && c < channel);
+            const bool nearer = best == KVL_D || (direction > 0 ? x[c] < x[min(best, KVL_D - 1u)] : x[c] >= x[min(best, KVL_D - 1u)]);
+            if ((direction > 0 ? above : below) && nearer) best = c;
+        }
     return best;
 }
 
@@ -96,26 +102,40 @@ void KVL_FN(store_outliers)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *tab
 }
 #endif
 
+/* One step of halving: edges rise, so the code is found from its highest bit on. */
+#define HALVE(step)                                                                                                    \
+    if ((step) < LEVELS && x > fma(reach, 0.5f * (LEVEL(table, code + (step)-1) + LEVEL(table, code + (step))), center)) code += (step)
+
+uint KVL_FN(code_of)(const KVL_GLOBAL float *table, float x, float center, float reach)
+{
+    uint code = 0;
+    HALVE(8);
+    HALVE(4);
+    HALVE(2);
+    HALVE(1);
+    return code;
+}
+
 void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, uint n, kvl_rows rows)
 {
     for (uint t = t0; t < t0 + n; t++) {
         float x[KVL_D];
-        for (uint c = 0; c < KVL_D; c++) x[c] = kvl_clamp_half(kvl_row_at(rows, t - t0, c));
+        for (uint c = 0; c < KVL_D; c += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++) x[c + i] = kvl_clamp_half(kvl_row_at(rows, t - t0, c + i));
         KVL_FN(store_outliers)(block, table, t, x, rows);
         for (uint w = 0; w < WORDS; w++) {
             uint word = 0;
-            for (uint j = 0; j < WORD_CODES; j++) {
+            KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
+            {
                 const uint c = j * WORDS + w;
                 const float center = CENTER(PARAM_BASE(block), table, t, c), reach = REACH(PARAM_BASE(block), table, t, c);
-                uint code = 0;
-                KVL_UNROLL for (uint i = 1; i < LEVELS; i++)
-                    code += x[c] > fma(reach, 0.5f * (LEVEL(table, i - 1) + LEVEL(table, i)), center);
-                word |= code << (j * KVL_OPT_BITS);
+                word |= KVL_FN(code_of)(table, x[c], center, reach) << (j * KVL_OPT_BITS);
             }
             for (uint k = 0; k < WORD_BYTES; k++) block[BYTE_AT(t, ROW(w, k))] = (uchar)(word >> 8 * k);
         }
     }
 }
+#undef HALVE
 #undef LEVELS
 #undef WORD_BYTES
 #undef WORD_CODES

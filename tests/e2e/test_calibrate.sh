@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# kvlab calibrate with the tiny model: the table is made, used, recorded, and refused where it does not belong. Called with the program and
+# the project's root.
+set -euo pipefail
+program=$1 root=$2
+model=$root/data/models/tiny.gguf text=$root/README.md
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() { echo "FAILED: $*"; exit 1; }
+# WANTED-EXIT-CODE PART-OF-THE-MESSAGE ARGUMENTS...
+refused() {
+    local wanted=$1 part=$2 rc=0
+    shift 2
+    "$program" "$@" >out 2>err || rc=$?
+    [[ $rc == "$wanted" ]] && grep -qF -- "$part" err || fail "$*: exit code $rc, wanted $wanted and \"$part\": $(cat err)"
+}
+calibrate() { "$program" calibrate -m "$model" -f "$text" -c 64 "$@"; }
+eval_kld() { "$program" eval kld -m "$model" -f "$text" -c 64 --exact "$@"; }
+
+"$program" devices >/dev/null 2>&1 || { echo "no OpenCL device"; exit 77; }
+calibrate --chunks 6 --first-chunk 6 --for "kvquant rope=pre sink=1" -o t.h5 --json >made.json 2>/dev/null
+grep -q "\"n_tokens\":[[:space:]]*378" made.json || fail "6 windows of 63 tokens behind the sink: $(cat made.json)"
+sum=$(sha256sum t.h5 | cut -d' ' -f1)
+grep -q "$sum" made.json || fail "sha256 of the table"
+
+# Made again it is the same table.
+calibrate --chunks 6 --first-chunk 6 --for "kvquant rope=pre sink=1" -o again.h5 >/dev/null 2>&1
+cmp t.h5 again.h5 || fail "two calibrations on the same text differ"
+[[ ! -e t.h5.part ]] || fail "a part is left"
+
+# It serves, with its digest in the run file; 4 bits beat 2.
+eval_kld --chunks 2 --kv "kvquant rope=pre sink=1 table=t.h5" -o run.h5 >three 2>/dev/null
+"$program" log show run.h5 >shown
+grep -q "$sum" shown || fail "the run file has no sha256 of the table"
+for bits in 2 4; do
+    calibrate --chunks 6 --first-chunk 6 --for "kvquant(bits=$bits) rope=pre sink=1" -o "t$bits.h5" >/dev/null 2>&1
+    eval_kld --chunks 2 --no-run-file --kv "kvquant(bits=$bits) rope=pre sink=1 table=t$bits.h5" >"kld$bits" 2>/dev/null
+done
+awk '/^kld/ {print $2}' kld4 three kld2 | sort -cg || fail "divergence at 4, 3 and 2 bits: $(grep -h ^kld kld4 three kld2)"
+
+refused 2 "kvlab calibrate" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv kvquant
+refused 2 "form rope=pre" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "kvquant table=t.h5"
+refused 2 "codec kvquant(bits=3" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "kvquant(bits=4) rope=pre table=t.h5"
+refused 1 "none.h5" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "kvquant table=none.h5"
+refused 1 "cannot open as a calibration table" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "kvquant table=$text"
+refused 1 "" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "kvquant table=run.h5"
+refused 2 "exists already" calibrate -m "$model" -f "$text" -c 64 --for kvquant -o t.h5
+refused 2 "neither int4 nor int4 needs a table" calibrate -m "$model" -f "$text" -c 64 --for int4 -o u.h5
+refused 2 "a table serves one setting" calibrate -m "$model" -f "$text" -c 64 --for "kvquant @0-0 int4" -o u.h5
+refused 2 "sink=64 leaves nothing" calibrate -m "$model" -f "$text" -c 64 --for "kvquant sink=64" -o u.h5
+[[ ! -e u.h5 && ! -e u.h5.part ]] || fail "a refused calibration left a file"
