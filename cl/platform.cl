@@ -36,6 +36,11 @@ float kvl_divide(float a, float b)
     (((bytes)[(j) * (bits) / 8] >> (uchar)((j) * (bits) % 8) |                                                                    \
       (KVL_CODE_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_CODE_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)) & \
      (uchar)((1 << (bits)) - 1))
+/* The same for 2 j and 2 j + 1, or four of them, one after the other in one vector of 16. */
+#define KVL_CODES2(bytes, j, bits) (uchar16)(KVL_CODES(bytes, 2 * (j), bits), KVL_CODES(bytes, 2 * (j) + 1, bits))
+#define KVL_CODES4(bytes, j, bits)                                                                                                 \
+    (uchar16)(KVL_CODES(bytes, 4 * (j), bits), KVL_CODES(bytes, 4 * (j) + 1, bits), KVL_CODES(bytes, 4 * (j) + 2, bits),           \
+              KVL_CODES(bytes, 4 * (j) + 3, bits))
 
 /* table[code] of codes below 16. */
 #ifdef __clang__ /* one instruction where shuffle() may be a loop */

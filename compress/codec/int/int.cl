@@ -471,30 +471,59 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, cons
     KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) base_sum[r] = kvl_sum16(sum[r]);
 }
 
-/* Words side by side in a vector: their codes j are neighbouring channels. */
+/* Words side by side in a vector: their codes j are neighbouring channels, and where there are few words, so are the codes j + 1 behind them:
+ * WORDS words, TOGETHER codes of each, LANES channels. */
 #if SPAN % 16 == 0
-#define LANES 16
-#define FLOATS float16
+#define WORDS 16
+#define TOGETHER 1
+#elif SPAN == 8 && WORD_CODES % 2 == 0
+#define WORDS 8
+#define TOGETHER 2
+#elif SPAN == 4 && WORD_CODES % 4 == 0
+#define WORDS 4
+#define TOGETHER 4
+#elif SPAN % 8 == 0
+#define WORDS 8
+#define TOGETHER 1
+#endif
+#ifdef WORDS
+#define LANES (WORDS * TOGETHER)
+#if WORDS == 16
 #define BYTES uchar16
+#define LOAD_BYTES vload16
+#elif WORDS == 8
+#define BYTES uchar8
+#define LOAD_BYTES vload8
+#else
+#define BYTES uchar4
+#define LOAD_BYTES vload4
+#endif
+#if TOGETHER == 1
+#define SIDE_BY_SIDE KVL_CODES
+#elif TOGETHER == 2
+#define SIDE_BY_SIDE KVL_CODES2
+#else
+#define SIDE_BY_SIDE KVL_CODES4
+#endif
+#if LANES == 16
+#define FLOATS float16
 #define TO_FLOATS convert_float16
 #define LOAD vload16
 #define LOAD_HALF vload_half16
 #define STORE vstore16
-#elif SPAN % 8 == 0
-#define LANES 8
+#else
 #define FLOATS float8
-#define BYTES uchar8
 #define TO_FLOATS convert_float8
 #define LOAD vload8
 #define LOAD_HALF vload_half8
 #define STORE vstore8
 #endif
-#ifdef LANES
-/* One pass sums codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
-#define AT_ONCE (WORD_CODES < KVL_WIDE ? WORD_CODES : KVL_WIDE)
-#define WIDE (SPAN % (LANES * KVL_WIDE / AT_ONCE) == 0 ? KVL_WIDE / AT_ONCE : 1)
+/* One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
+#define CODE_VECTORS (WORD_CODES / TOGETHER)
+#define AT_ONCE (CODE_VECTORS < KVL_WIDE ? CODE_VECTORS : KVL_WIDE)
+#define WIDE (SPAN % (WORDS * KVL_WIDE / AT_ONCE) == 0 ? KVL_WIDE / AT_ONCE : 1)
 #define SUMS (WIDE * AT_ONCE * KVL_NQ)
-#define CHANNEL(i) ((i) / KVL_NQ / AT_ONCE * LANES + (j0 + (i) / KVL_NQ % AT_ONCE) * SPAN)
+#define CHANNEL(i) ((i) / KVL_NQ / AT_ONCE * WORDS + (j0 + (i) / KVL_NQ % AT_ONCE) * TOGETHER * SPAN)
 #endif
 
 #if TOKENS > 1
@@ -512,9 +541,9 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
         const float *scaled = (const float *)vectors;
         KVL_FN(scale_weights)(params, g, t0, p, vectors, base_sum);
         KVL_QS float *group = acc + g * GROUP;
-#ifdef LANES
-        for (uint b = 0; b < SPAN; b += LANES * WIDE) {
-            KVL_UNROLL for (uint j0 = 0; j0 < WORD_CODES; j0 += AT_ONCE)
+#ifdef WORDS
+        for (uint b = 0; b < SPAN; b += WORDS * WIDE) {
+            KVL_UNROLL for (uint j0 = 0; j0 < CODE_VECTORS; j0 += AT_ONCE)
             {
                 FLOATS sum[SUMS];
                 KVL_UNROLL for (uint i = 0; i < SUMS; i++)
@@ -524,10 +553,10 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
                     {
                         BYTES bytes[WORD_BYTES];
                         KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++)
-                            bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(g, k, b + LANES * w)));
+                            bytes[k] = LOAD_BYTES(0, block + BYTE_AT(t0 + t, ROW(g, k, b + WORDS * w)));
                         KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
                         {
-                            const FLOATS v = TO_FLOATS(KVL_CODES(bytes, j0 + j, KVL_OPT_BITS));
+                            const FLOATS v = TO_FLOATS(SIDE_BY_SIDE(bytes, j0 + j, KVL_OPT_BITS));
                             KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                             {
                                 FLOATS *s = sum + (w * AT_ONCE + j) * KVL_NQ + r;
@@ -602,7 +631,12 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #endif
     }
 }
+#undef WORDS
+#undef TOGETHER
 #undef LANES
+#undef LOAD_BYTES
+#undef SIDE_BY_SIDE
+#undef CODE_VECTORS
 #undef FLOATS
 #undef BYTES
 #undef TO_FLOATS

@@ -237,29 +237,58 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #undef WIDE
 #else
-/* Words side by side in a vector: their codes j are neighbouring channels. */
+/* Words side by side in a vector: their codes j are neighbouring channels, and where there are few words, so are the codes j + 1 behind them:
+ * WORDS words, TOGETHER codes of each, LANES channels. */
 #if SPAN % 16 == 0
-#define LANES 16
-#define FLOATS float16
+#define WORDS 16
+#define TOGETHER 1
+#elif SPAN == 8 && WORD_CODES % 2 == 0
+#define WORDS 8
+#define TOGETHER 2
+#elif SPAN == 4 && WORD_CODES % 4 == 0
+#define WORDS 4
+#define TOGETHER 4
+#elif SPAN % 8 == 0
+#define WORDS 8
+#define TOGETHER 1
+#endif
+#ifdef WORDS
+#define LANES (WORDS * TOGETHER)
+#if WORDS == 16
 #define BYTES uchar16
+#define LOAD_BYTES vload16
+#elif WORDS == 8
+#define BYTES uchar8
+#define LOAD_BYTES vload8
+#else
+#define BYTES uchar4
+#define LOAD_BYTES vload4
+#endif
+#if TOGETHER == 1
+#define SIDE_BY_SIDE KVL_CODES
+#elif TOGETHER == 2
+#define SIDE_BY_SIDE KVL_CODES2
+#else
+#define SIDE_BY_SIDE KVL_CODES4
+#endif
+#if LANES == 16
+#define FLOATS float16
 #define TO_FLOATS convert_float16
 #define PICK kvl_pick16
 #define LOAD vload16
 #define STORE vstore16
-#elif SPAN % 8 == 0
-#define LANES 8
+#else
 #define FLOATS float8
-#define BYTES uchar8
 #define TO_FLOATS convert_float8
 #define PICK kvl_pick8
 #define LOAD vload8
 #define STORE vstore8
 #endif
-#ifdef LANES
-/* One pass sums codes j0 .. j0 + AT_ONCE - 1 of a vector of words: SUMS vectors [AT_ONCE][NQ]. */
-#define AT_ONCE (WORD_CODES < KVL_WIDE ? WORD_CODES : KVL_WIDE)
+/* One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of a vector of words: SUMS vectors [AT_ONCE][NQ]. */
+#define CODE_VECTORS (WORD_CODES / TOGETHER)
+#define AT_ONCE (CODE_VECTORS < KVL_WIDE ? CODE_VECTORS : KVL_WIDE)
 #define SUMS (AT_ONCE * KVL_NQ)
-#define CHANNEL(i) ((j0 + (i) / KVL_NQ) * SPAN)
+#define CHANNEL(i) ((j0 + (i) / KVL_NQ) * TOGETHER * SPAN)
 #endif
 
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
@@ -270,19 +299,19 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
         const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + i % KVL_SLICE);
         vstore16(scale * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), 0, scaled + i);
     }
-#ifdef LANES
+#ifdef WORDS
     const char16 levels = LEVEL_TABLE;
-    for (uint b = 0; b < SPAN; b += LANES) {
-        KVL_UNROLL for (uint j0 = 0; j0 < WORD_CODES; j0 += AT_ONCE)
+    for (uint b = 0; b < SPAN; b += WORDS) {
+        KVL_UNROLL for (uint j0 = 0; j0 < CODE_VECTORS; j0 += AT_ONCE)
         {
             FLOATS sum[SUMS];
             KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = LOAD(0, acc + i % KVL_NQ * KVL_D + b + CHANNEL(i));
             for (uint t = 0; t < KVL_SLICE; t++) {
                 BYTES bytes[WORD_BYTES];
-                KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = LOAD(0, block + BYTE_AT(t0 + t, ROW(k, b)));
+                KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = LOAD_BYTES(0, block + BYTE_AT(t0 + t, ROW(k, b)));
                 KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
                 {
-                    const FLOATS v = TO_FLOATS(PICK(levels, KVL_CODES(bytes, j0 + j, BITS)));
+                    const FLOATS v = TO_FLOATS(PICK(levels, SIDE_BY_SIDE(bytes, j0 + j, BITS)));
                     KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                         sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[j * KVL_NQ + r]);
                 }
@@ -300,7 +329,12 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
         }
 #endif
 }
+#undef WORDS
+#undef TOGETHER
 #undef LANES
+#undef LOAD_BYTES
+#undef SIDE_BY_SIDE
+#undef CODE_VECTORS
 #undef FLOATS
 #undef BYTES
 #undef TO_FLOATS
