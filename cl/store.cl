@@ -7,13 +7,16 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
 {
     const bool is_query = head < KVL_H * KVL_G, is_value = head >= KVL_H * (KVL_G + 1);
     const bool is_rounded = KVL_EXACT_HALF && round_exact && !is_query;
-    if (is_value && !is_rounded && KVL_ROT_M == 0) return;
+    const bool is_record = KVL_ROPE_PRE ? !is_query : true; /* a query undergoes what stored keys do, unless these are restored when read */
+#if KVL_ROT_M == 0
+    if (is_value && !is_rounded) return;
+#endif
     global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_D;
     float x[KVL_D];
     for (uint c = 0; c < KVL_D; c++) x[c] = row[c];
-    if (is_query || (!is_value && !KVL_ROPE_PRE)) kvl_rope_row(x, turn, position);
-    if (!is_value && !(is_query && KVL_ROPE_PRE)) kvl_order_row(x, turn.rope_dim, false);
-    if (!(is_query && KVL_ROPE_PRE)) kvl_rotate(x, turn);
+    if (KVL_ROPE_PRE ? is_query : !is_value) kvl_rope_row(x, turn, position);
+    if (!is_value && is_record) kvl_order_row(x, turn.rope_dim, false);
+    if (is_record) kvl_rotate(x, turn);
     if (is_rounded)
         for (uint c = 0; c < KVL_D; c++) {
             ushort bits;

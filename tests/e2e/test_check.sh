@@ -35,7 +35,8 @@ plugin() {
         echo ';'
         echo '#include "codec/float/float.c"'
         echo 'static const float x[16] = {1, 2, 3}, decoded[16] = {1, 2, '"$3"'};'
-        echo "static const struct kvl_known_answer $1_answers[] = {{\"\", KVL_ROLE_K, 16, 1, 0, x, decoded, 0.0f}};"
+        echo "static const struct kvl_known_answer $1_answers[] = {{\"\", KVL_ROLE_K, 16, 1, 0, x, decoded, 0.0f},"
+        echo "                                                       {\"\", KVL_ROLE_V, 16, 1, 0, x, decoded, 0.0f}};"
         echo "#define $1_init f32_init"
         echo "#define $1_encode f32_encode"
         echo "#define $1_decode f32_decode"
@@ -44,11 +45,11 @@ plugin() {
     } >"$work/$1.c"
     cc -shared -fPIC -I"$root/compress" -o "$work/$1.so" "$work/$1.c"
 }
-# expect NAME CODE LINE-PATTERN...: check with the plug-in; each pattern must be among the failed lines, and nothing else.
+# expect NAME CODE LINE-PATTERN...: check of the plug-in; each pattern must be among the failed lines, and nothing else.
 expect() {
     local name=$1 code=$2 rc=0
     shift 2
-    "$program" check --plugin "$work/$name.so" >"$work/out" 2>"$work/err" || rc=$?
+    "$program" check --plugin "$work/$name.so" "$name" >"$work/out" 2>"$work/err" || rc=$?
     [[ $rc == "$code" ]] || fail "$name: exit code $rc, wanted $code: $(cat "$work/out" "$work/err")"
     [[ $(grep -c '^FAILED' "$work/out") == $# ]] || fail "$name: wanted $# failures: $(grep '^FAILED' "$work/out")"
     for pattern; do grep -q "^FAILED.*$pattern" "$work/out" || fail "$name: \"$pattern\" did not fail: $(cat "$work/out")"; done
@@ -59,7 +60,7 @@ plugin misinformed "" 3.001
 plugin misreading 's/o\[i\] = /&1.0001f * /' 3
 plugin miswriting 's/t0 + i, c)\] = value/t0 + i, c)] = value * 1.0001f/' 3
 expect sound 0
-expect misinformed 3 "codec k=misinformed: known answer"
-expect misreading 3 "k=misreading: decoded rows" "v=misreading: decoded rows" "k=misreading: known answer"
+expect misinformed 3 "k=misinformed: known answer" "v=misinformed: known answer"
+expect misreading 3 "k=misreading: decoded rows" "v=misreading: decoded rows" "k=misreading: known answer" "v=misreading: known answer"
 expect miswriting 3 "k=miswriting: bytes" "v=miswriting: bytes" "k=miswriting: decoded" "v=miswriting: decoded" "k=miswriting: known answer" \
-    "attention k=miswriting"
+    "v=miswriting: known answer" "attention k=miswriting"
