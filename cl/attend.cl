@@ -112,19 +112,22 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
                       uint item)
 {
     for (uint t = from + item; t < to; t += KVL_WG) {
-        rows.first = t;
-#if KVL_ROPE_PRE
         float k[KVL_D];
-        for (uint c = 0; c < KVL_D; c++) k[c] = kvl_row_at(rows, 0, c);
+        rows.first = t;
+        kvl_read_row(rows, k);
+#if KVL_ROPE_PRE
         kvl_restore_key(k, turn, t);
-#define KEY_AT(c) k[c]
-#else
-#define KEY_AT(c) kvl_row_at(rows, 0, c)
 #endif
         for (uint r = 0; r < KVL_NQ; r++) {
             if (t < start[r]) continue;
+#if KVL_VECTORS
+            float16 dots = 0.0f;
+            for (uint c = 0; c < KVL_D; c += 16) dots = fma(vload16(0, q + r * KVL_D + c), vload16(0, k + c), dots);
+            const float dot = kvl_sum16(dots);
+#else
             float dot = 0.0f;
-            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], KEY_AT(c), dot);
+            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], k[c], dot);
+#endif
             out[r * KVL_B + t - base] = dot;
         }
     }
@@ -132,6 +135,18 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
 
 void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, KVL_QS float *acc, uint item)
 {
+#if KVL_VECTORS
+    for (uint t = from; t < to; t++) {
+        float v[KVL_D];
+        rows.first = t;
+        kvl_read_row(rows, v);
+        for (uint r = 0; r < KVL_NQ; r++)
+            for (uint c = 0; c < KVL_D && t >= start[r]; c += 16) {
+                KVL_QS float *sum = acc + r * KVL_D + c;
+                vstore16(fma(p[r * KVL_B + t - base], vload16(0, v + c), vload16(0, sum)), 0, sum);
+            }
+    }
+#else
     for (uint c = item; c < KVL_D; c += KVL_WG)
         for (uint t = from; t < to; t++) {
             rows.first = t;
@@ -139,6 +154,7 @@ void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const ui
             for (uint r = 0; r < KVL_NQ; r++)
                 if (t >= start[r]) acc[r * KVL_D + c] = fma(p[r * KVL_B + t - base], value, acc[r * KVL_D + c]);
         }
+#endif
 }
 
 /* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before. */

@@ -60,3 +60,23 @@ float kvl_row_at(kvl_rows x, uint i, uint c)
     return ((const KVL_GLOBAL float *)x.exact)[at];
 #endif
 }
+
+/* All channels of row 0. */
+void kvl_read_row(kvl_rows x, float *o)
+{
+#if KVL_VECTORS
+    const bool staged = x.first >= x.stage_token;
+    const KVL_GLOBAL float *stage = x.stage + (staged ? (ulong)(x.first - x.stage_token) * x.stage_stride : 0);
+    const ulong at = staged ? 0 : (ulong)kvl_exact_index(x, x.first) * KVL_D;
+    for (uint c = 0; c < KVL_D; c += 16) {
+        if (staged) vstore16(vload16(0, stage + c), 0, o + c);
+#if KVL_EXACT_HALF
+        else vstore16(vload_half16(0, (const KVL_GLOBAL half *)x.exact + at + c), 0, o + c);
+#else
+        else vstore16(vload16(0, (const KVL_GLOBAL float *)x.exact + at + c), 0, o + c);
+#endif
+    }
+#else
+    for (uint c = 0; c < KVL_D; c++) o[c] = kvl_row_at(x, 0, c);
+#endif
+}

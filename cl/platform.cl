@@ -8,6 +8,9 @@
 #define KVL_UNROLL _Pragma("unroll") /* arrays of vectors stay in registers only if the loops over them are unrolled */
 #endif
 
+/* what(0) ... what(7), written out: llvmpipe ends a work-item's loops after 65,535 iterations in all. */
+#define KVL_EIGHT(what) what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7)
+
 /* Largest finite binary16: what non-finite and larger inputs are clamped to before they are stored in 16 bits. */
 #define KVL_HALF_MAX 65504.0f
 

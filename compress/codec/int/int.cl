@@ -60,44 +60,42 @@ uint KVL_FN(code_at)(const KVL_GLOBAL uchar *block, uint t, uint g, uint i)
     return bytes >> bit % 8 & CODE_MASK;
 }
 
-/* Channels c .. c+7 of token t by their codes. */
-void KVL_FN(dense8)(const KVL_GLOBAL uchar *block, uint t, uint c, float *o)
+/* Channel c of token t by its code. */
+float KVL_FN(dense)(const KVL_GLOBAL uchar *block, uint t, uint c)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
-    for (uint i = 0; i < 8; i++) {
-        const uint code = KVL_FN(code_at)(block, t, (c + i) / GROUP, (c + i) % GROUP);
-        const float scale = kvl_load_half(params, SCALE_AT(c + i, t));
+    const uint code = KVL_FN(code_at)(block, t, c / GROUP, c % GROUP);
+    const float scale = kvl_load_half(params, SCALE_AT(c, t));
 #if KVL_OPT_ASYM
-        o[i] = fma((float)code, scale, kvl_load_half(params, ZERO_AT(c + i, t)));
+    return fma((float)code, scale, kvl_load_half(params, ZERO_AT(c, t)));
 #else
-        o[i] = ((float)code - OFFSET) * scale;
+    return ((float)code - OFFSET) * scale;
 #endif
-    }
 }
 
 #if BLOCK
-/* The codes' numbers and the low-rank part. */
-void KVL_FN(smooth8)(const KVL_GLOBAL uchar *block, uint t, uint c, float *o)
+/* The code's number and the low-rank part. */
+float KVL_FN(smooth)(const KVL_GLOBAL uchar *block, uint t, uint c)
 {
-    KVL_FN(dense8)(block, t, c, o);
-    for (uint k = 0; k < RANK; k++) {
-        const float token = kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, t % BLOCK));
-        for (uint i = 0; i < 8; i++) o[i] = fma(token, kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, BLOCK + c + i)), o[i]);
-    }
+    float x = KVL_FN(dense)(block, t, c);
+    for (uint k = 0; k < RANK; k++)
+        x = fma(kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, t % BLOCK)),
+                kvl_load_half(FACTORS(block), FACTOR_AT(t / BLOCK, k, BLOCK + c)), x);
+    return x;
 }
 #endif
 
 void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
 {
 #if BLOCK
-    KVL_FN(smooth8)(block, t, c, o);
-    for (uint e = 0; e < SPARSE; e++)
-        for (uint i = 0; i < 8; i++) {
-            const uint vector = TOKENS > 1 ? c + i : t % BLOCK, at = TOKENS > 1 ? t % BLOCK : c + i;
+    for (uint i = 0; i < 8; i++) {
+        const uint vector = TOKENS > 1 ? c + i : t % BLOCK, at = TOKENS > 1 ? t % BLOCK : c + i;
+        o[i] = KVL_FN(smooth)(block, t, c + i);
+        for (uint e = 0; e < SPARSE; e++)
             if (INDICES(block)[SPARSE_AT(t / BLOCK, e, vector)] == at) o[i] += kvl_load_half(VALUES(block), SPARSE_AT(t / BLOCK, e, vector));
-        }
+    }
 #else
-    KVL_FN(dense8)(block, t, c, o);
+    for (uint i = 0; i < 8; i++) o[i] = KVL_FN(dense)(block, t, c + i);
 #endif
 }
 
@@ -129,9 +127,9 @@ uint KVL_FN(outliers_of)(uint n) { return min((uint)(SPARSE / 2), (n - 1) / 2); 
 
 bool KVL_FN(is_listed)(const KVL_GLOBAL uchar *index, uint n, uint i)
 {
-    for (uint e = 0; e < n; e++)
-        if (index[e * VECTORS] == i) return true;
-    return false;
+#define IS_AT(e) || ((e) < SPARSE && (e) < n && index[(e) * VECTORS] == i)
+    return false KVL_EIGHT(IS_AT);
+#undef IS_AT
 }
 
 /* Indices of the largest numbers, then of as many smallest, the first of equal ones, VECTORS apart; those there are not are 0. */
@@ -142,13 +140,13 @@ void KVL_FN(find_outliers)(KVL_GLOBAL uchar *index, kvl_rows x, uint row, uint c
         const float sign = e < each ? 1.0f : -1.0f;
         uint best = n;
         float top = 0.0f;
-        for (uint i = 0; i < n; i++) {
-            const float value = sign * KVL_FN(number)(x, row, c, i);
-            if ((best == n || value > top) && !KVL_FN(is_listed)(index, e, i)) {
-                best = i;
-                top = value;
-            }
-        }
+#define PICK(j)                                                                                                                    \
+    if (i + j < n && (best == n || sign * KVL_FN(number)(x, row, c, i + j) > top) && !KVL_FN(is_listed)(index, e, i + j)) {        \
+        best = i + j;                                                                                                              \
+        top = sign * KVL_FN(number)(x, row, c, i + j);                                                                             \
+    }
+        for (uint i = 0; i < n; i += 8) { KVL_EIGHT(PICK) }
+#undef PICK
         index[e * VECTORS] = (uchar)best;
     }
     for (uint e = 2 * each; e < SPARSE; e++) index[e * VECTORS] = 0;
@@ -231,20 +229,22 @@ void KVL_FN(normalize)(float *x, uint n)
 
 void KVL_FN(times)(const float *r, uint n, const float *channel, float *token)
 {
+#define ADD(i) sum = fma(r[t * KVL_D + c + i], channel[c + i], sum);
     for (uint t = 0; t < n; t++) {
         float sum = 0.0f;
-        for (uint c = 0; c < KVL_D; c += 8)
-            KVL_UNROLL for (uint i = 0; i < 8; i++) sum = fma(r[t * KVL_D + c + i], channel[c + i], sum);
+        for (uint c = 0; c < KVL_D; c += 8) { KVL_EIGHT(ADD) }
         token[t] = sum;
     }
+#undef ADD
 }
 
 void KVL_FN(transposed_times)(const float *r, uint n, const float *token, float *channel)
 {
+#define ADD(i) channel[c + i] = fma(r[t * KVL_D + c + i], token[t], channel[c + i]);
     for (uint c = 0; c < KVL_D; c++) channel[c] = 0.0f;
     for (uint t = 0; t < n; t++)
-        for (uint c = 0; c < KVL_D; c += 8)
-            KVL_UNROLL for (uint i = 0; i < 8; i++) channel[c + i] = fma(r[t * KVL_D + c + i], token[t], channel[c + i]);
+        for (uint c = 0; c < KVL_D; c += 8) { KVL_EIGHT(ADD) }
+#undef ADD
 }
 
 /* Takes the strongest direction of r [n][D] off it and stores the two factors: gear.md. */
@@ -267,9 +267,10 @@ void KVL_FN(take_factor)(KVL_GLOBAL uchar *factors, uint b, uint k, float *r, ui
         const bool is_nothing = t >= n || square == 0.0f || fabs(token[t]) < 0x1p-100f;
         token[t] = KVL_FN(store)(factors, FACTOR_AT(b, k, t), is_nothing ? 0.0f : kvl_divide(token[t], square));
     }
+#define TAKE(i) r[t * KVL_D + c + i] = fma(-token[t], channel[c + i], r[t * KVL_D + c + i]);
     for (uint t = 0; t < n; t++)
-        for (uint c = 0; c < KVL_D; c += 8)
-            KVL_UNROLL for (uint i = 0; i < 8; i++) r[t * KVL_D + c + i] = fma(-token[t], channel[c + i], r[t * KVL_D + c + i]);
+        for (uint c = 0; c < KVL_D; c += 8) { KVL_EIGHT(TAKE) }
+#undef TAKE
 }
 
 /* Rows row .. row+n-1 of x as the tokens of block b. */
@@ -279,11 +280,9 @@ void KVL_FN(encode_block)(KVL_GLOBAL uchar *block, uint b, uint n, kvl_rows x, u
     const uint vectors = TOKENS > 1 ? KVL_D : n, each = KVL_FN(outliers_of)(TOKENS > 1 ? n : KVL_D);
     KVL_FN(encode_codes)(block, b * BLOCK, n, x, row);
     for (uint t = 0; t < n; t++)
-        for (uint c = 0; c < KVL_D; c += 8) {
-            float dense[8];
-            KVL_FN(dense8)(block, b * BLOCK + t, c, dense);
-            KVL_UNROLL for (uint i = 0; i < 8; i++) rest[t * KVL_D + c + i] = kvl_clamp_half(kvl_row_at(x, row + t, c + i)) - dense[i];
-        }
+#define REST(i) rest[t * KVL_D + c + i] = kvl_clamp_half(kvl_row_at(x, row + t, c + i)) - KVL_FN(dense)(block, b * BLOCK + t, c + i);
+        for (uint c = 0; c < KVL_D; c += 8) { KVL_EIGHT(REST) }
+#undef REST
     for (uint v = 0; v < vectors; v++)
         for (uint e = 0; e < 2 * each; e++) {
             const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
@@ -295,9 +294,7 @@ void KVL_FN(encode_block)(KVL_GLOBAL uchar *block, uint b, uint n, kvl_rows x, u
             float left = 0.0f;
             if (v < vectors && e < 2 * each) {
                 const uint at = INDICES(block)[SPARSE_AT(b, e, v)], t = TOKENS > 1 ? at : v, c = TOKENS > 1 ? v : at;
-                float smooth[8];
-                KVL_FN(smooth8)(block, b * BLOCK + t, c / 8 * 8, smooth);
-                left = kvl_clamp_half(kvl_row_at(x, row + t, c)) - smooth[c % 8];
+                left = kvl_clamp_half(kvl_row_at(x, row + t, c)) - KVL_FN(smooth)(block, b * BLOCK + t, c);
             } else {
                 INDICES(block)[SPARSE_AT(b, e, v)] = 0;
             }

@@ -52,25 +52,38 @@ void KVL_FN(store_root)(KVL_GLOBAL uchar *scales, uint t, float sum, float m)
 
 #if KVL_OPT_SKETCH
 /* The sketch's rotation: signs, Hadamard, signs, Hadamard; head_dim times an orthogonal matrix. */
+#define FLIP(i) x[first + i] = KVL_FN(is_flipped)(round, first + i) ? -x[first + i] : x[first + i];
+#define BUTTERFLY(i, near)                                                                                                         \
+    {                                                                                                                              \
+        const float a = x[first + (i)], b = x[first + (i) + (near)];                                                               \
+        x[first + (i)] = a + b;                                                                                                    \
+        x[first + (i) + (near)] = a - b;                                                                                           \
+    }
+#define FAR(i) BUTTERFLY(i, near)
+#define SIGN_BIT(j) byte |= (uint)(value[j * SIGN_BYTES + w] >= 0.0f) << j;
+bool KVL_FN(is_flipped)(uint round, uint c)
+{
+    uint h = ((uint)KVL_OPT_SEED * 2u + round) * 0x9e3779b9u + c * 0x85ebca6bu;
+    h = (h ^ h >> 16) * 0x7feb352du;
+    h = (h ^ h >> 15) * 0x846ca68bu;
+    return h >> 31 != 0;
+}
+
 void KVL_FN(flip)(float *x, uint round)
 {
-    for (uint c = 0; c < KVL_D; c++) {
-        uint h = ((uint)KVL_OPT_SEED * 2u + round) * 0x9e3779b9u + c * 0x85ebca6bu;
-        h = (h ^ h >> 16) * 0x7feb352du;
-        h = (h ^ h >> 15) * 0x846ca68bu;
-        if (h >> 31) x[c] = -x[c];
-    }
+    for (uint first = 0; first < KVL_D; first += 8) { KVL_EIGHT(FLIP) }
 }
 
 void KVL_FN(hadamard)(float *x)
 {
-    for (uint near = 1; near < KVL_D; near *= 2)
-        for (uint i = 0; i < KVL_D; i++)
-            if ((i & near) == 0) {
-                const float a = x[i], b = x[i + near];
-                x[i] = a + b;
-                x[i + near] = a - b;
-            }
+    for (uint first = 0; first < KVL_D; first += 8) {
+        BUTTERFLY(0, 1) BUTTERFLY(2, 1) BUTTERFLY(4, 1) BUTTERFLY(6, 1)
+        BUTTERFLY(0, 2) BUTTERFLY(1, 2) BUTTERFLY(4, 2) BUTTERFLY(5, 2)
+        BUTTERFLY(0, 4) BUTTERFLY(1, 4) BUTTERFLY(2, 4) BUTTERFLY(3, 4)
+    }
+    for (uint near = 8; near < KVL_D; near *= 2)
+        for (uint first = 0; first < KVL_D; first += 8)
+            if ((first & near) == 0) { KVL_EIGHT(FAR) }
 }
 
 void KVL_FN(spin)(float *x)
@@ -112,9 +125,14 @@ float KVL_FN(input)(kvl_rows x, uint row, uint c)
 /* The nearest level: middles between levels times the scale are exact. */
 uint KVL_FN(nearest)(float x, float scale)
 {
-    uint code = 0;
-    for (uint k = 1; scale != 0.0f && k < (1 << BITS); k++) code += 2.0f * x > (KVL_FN(level)(k - 1) + KVL_FN(level)(k)) * scale;
-    return code;
+    const float twice = 2.0f * fabs(x);
+    uint above = 0; /* levels of the positive half that the magnitude leaves behind; from a middle the code goes down */
+    for (uint k = 1; k < HALF; k++) {
+        const float middle = (float)(KVL_FN(levels)[k - 1] + KVL_FN(levels)[k]) * scale;
+        above += x > 0.0f ? twice > middle : twice >= middle;
+    }
+    if (scale == 0.0f) return 0;
+    return x > 0.0f ? HALF + above : HALF - 1 - above;
 }
 
 void KVL_FN(encode_row)(KVL_GLOBAL uchar *block, uint t, kvl_rows x, uint row)
@@ -142,7 +160,7 @@ void KVL_FN(encode_row)(KVL_GLOBAL uchar *block, uint t, kvl_rows x, uint row)
     KVL_FN(spin)(value);
     for (uint w = 0; w < SIGN_BYTES; w++) {
         uint byte = 0;
-        for (uint j = 0; j < 8; j++) byte |= (uint)(value[j * SIGN_BYTES + w] >= 0.0f) << j;
+        KVL_EIGHT(SIGN_BIT)
         block[BYTE_AT(t, SIGN_ROW + w)] = (uchar)byte;
     }
 #endif
@@ -361,3 +379,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #undef BYTE_AT
 #undef SCALES
 #undef SKETCH_SCALES
+#undef FLIP
+#undef BUTTERFLY
+#undef FAR
+#undef SIGN_BIT
