@@ -34,16 +34,31 @@ float kvl_divide(float a, float b)
 #if KVL_VECTORS
 /* Codes j of vectors of words, `bits` wide: bytes[k] holds byte k of every word, and a code lies in one byte or two. j is known to the compiler
  * where the loop around it is unrolled. */
-#define KVL_CODE_SPLIT(j, bits) ((j) * (bits) % 8 + (bits) > 8)
-#define KVL_CODES(bytes, j, bits)                                                                                                \
-    (((bytes)[(j) * (bits) / 8] >> (uchar)((j) * (bits) % 8) |                                                                    \
-      (KVL_CODE_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_CODE_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)) & \
+#define KVL_SHIFT_OF(j, bits) ((uchar)((j) * (bits) % 8))
+#define KVL_IS_SPLIT(j, bits) ((j) * (bits) % 8 + (bits) > 8)
+#define KVL_LOW_BYTE(bytes, j, bits) (bytes)[(j) * (bits) / 8]
+#define KVL_HIGH_BITS(bytes, j, bits)                                                                                              \
+    (KVL_IS_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_IS_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)
+#define KVL_CODES(bytes, j, bits)                                                                                                  \
+    ((KVL_LOW_BYTE(bytes, j, bits) >> KVL_SHIFT_OF(j, bits) | KVL_HIGH_BITS(bytes, j, bits)) & (uchar)((1 << (bits)) - 1))
+/* The same for 2 j and 2 j + 1, or four of them, one after the other in one vector of 16. They are shifted and masked there, not before: only then
+ * is what indexes a table with them one vector to the compiler. */
+#define KVL_CODES2(bytes, j, bits)                                                                                                 \
+    (((uchar16)(KVL_LOW_BYTE(bytes, 2 * (j), bits), KVL_LOW_BYTE(bytes, 2 * (j) + 1, bits)) >>                                     \
+          (uchar16)((uchar8)KVL_SHIFT_OF(2 * (j), bits), (uchar8)KVL_SHIFT_OF(2 * (j) + 1, bits)) |                                \
+      (uchar16)(KVL_HIGH_BITS(bytes, 2 * (j), bits), KVL_HIGH_BITS(bytes, 2 * (j) + 1, bits))) &                                   \
      (uchar)((1 << (bits)) - 1))
-/* The same for 2 j and 2 j + 1, or four of them, one after the other in one vector of 16. */
-#define KVL_CODES2(bytes, j, bits) (uchar16)(KVL_CODES(bytes, 2 * (j), bits), KVL_CODES(bytes, 2 * (j) + 1, bits))
+#define KVL_LOW_BYTES4(bytes, j, bits)                                                                                             \
+    (uchar16)(KVL_LOW_BYTE(bytes, 4 * (j), bits), KVL_LOW_BYTE(bytes, 4 * (j) + 1, bits), KVL_LOW_BYTE(bytes, 4 * (j) + 2, bits),  \
+              KVL_LOW_BYTE(bytes, 4 * (j) + 3, bits))
+#define KVL_SHIFTS4(j, bits)                                                                                                       \
+    (uchar16)((uchar4)KVL_SHIFT_OF(4 * (j), bits), (uchar4)KVL_SHIFT_OF(4 * (j) + 1, bits), (uchar4)KVL_SHIFT_OF(4 * (j) + 2, bits), \
+              (uchar4)KVL_SHIFT_OF(4 * (j) + 3, bits))
+#define KVL_HIGH_BITS4(bytes, j, bits)                                                                                             \
+    (uchar16)(KVL_HIGH_BITS(bytes, 4 * (j), bits), KVL_HIGH_BITS(bytes, 4 * (j) + 1, bits), KVL_HIGH_BITS(bytes, 4 * (j) + 2, bits), \
+              KVL_HIGH_BITS(bytes, 4 * (j) + 3, bits))
 #define KVL_CODES4(bytes, j, bits)                                                                                                 \
-    (uchar16)(KVL_CODES(bytes, 4 * (j), bits), KVL_CODES(bytes, 4 * (j) + 1, bits), KVL_CODES(bytes, 4 * (j) + 2, bits),           \
-              KVL_CODES(bytes, 4 * (j) + 3, bits))
+    ((KVL_LOW_BYTES4(bytes, j, bits) >> KVL_SHIFTS4(j, bits) | KVL_HIGH_BITS4(bytes, j, bits)) & (uchar)((1 << (bits)) - 1))
 
 /* table[code] of codes below 16. */
 #ifdef __clang__ /* one instruction where shuffle() may be a loop */

@@ -54,14 +54,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 }
 
 #if KVL_VECTORS
-/* Codes as binary16 numbers: sign, exponent and mantissa move to their places, and the value is off by a power of two. Above a 4-bit
- * exponent the shift leaves a copy of the sign. */
-#define REBIAS POWER(15 - KVL_OPT_BIAS)
-#define EXPONENT_TOP (KVL_OPT_MANTISSA == 3 ? 0x4000 : 0)
+/* Sign, exponent and mantissa move to their places in a binary32, whose exponent is then off by the difference of the biases: a product with
+ * a power of two puts normal and subnormal codes right. */
 float16 KVL_FN(unscaled)(uchar16 codes)
 {
-    const short16 bits = convert_short16(as_char16(codes)) << (short16)(10 - KVL_OPT_MANTISSA) & (short)~EXPONENT_TOP;
-    return vload_half16(0, (const half *)&bits);
+    const int16 bits = convert_int16(as_char16(codes)) << SHIFT & (int)(0x80000000u | 0x7fu << SHIFT);
+    return as_float16(bits) * POWER(127 - KVL_OPT_BIAS);
 }
 
 #if KVL_IS_K
@@ -84,7 +82,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
         }
         KVL_UNROLL for (uint w = 0; w < WIDE; w++)
         {
-            const float16 scale = REBIAS * vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + t + 16 * w);
+            const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + t + 16 * w);
             KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[w * KVL_NQ + r] * scale, 0, out + r * KVL_B + t + 16 * w);
         }
     }
@@ -97,7 +95,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 {
     float scaled[KVL_NQ * KVL_SLICE]; /* p * scale */
     for (uint i = 0; i < KVL_NQ * KVL_SLICE; i += 16) {
-        const float16 scale = REBIAS * vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + i % KVL_SLICE);
+        const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + i % KVL_SLICE);
         vstore16(scale * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), 0, scaled + i);
     }
     for (uint c = 0; c < KVL_D; c += 16 * WIDE) {
@@ -116,8 +114,6 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 }
 #endif
 #undef WIDE
-#undef REBIAS
-#undef EXPONENT_TOP
 #endif
 #undef AT
 #undef SCALES
