@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention's time of every codec against f16's: experiments/e12_codec_speed/speed.csv, and the table in compress/README.md.
+"""Attention's time of every codec against f16's: compress/speed.csv (scripts/make_compress_readme.py makes a table of it).
 
 A decode step behind a synthetic cache; the time is the median launch of kvl_attend. f16 and the codec are run in turns, and the figure is the
 median over the turns of their ratio, so that a machine that does other things too gives the same answer.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 SPECS = ["f32", "int8", "int4", "int3", "int2", "int2(group=32)", "kivi", "kivi(bits=4)", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
-         "fp8_e4m3", "fp8_e5m2", "turboquant2", "turboquant3", "turboquant4",
+         "fp8_e4m3", "fp8_e5m2", "gear", "gear(bits=4)", "turboquant2", "turboquant3", "turboquant4",
          "k=turboquant(bits=3,sketch=sign) v=turboquant(bits=2) rot=random"]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[4096, 32768])
     parser.add_argument("--model", default=root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--program", default=root / "build/kvlab")
-    parser.add_argument("--csv", type=Path, default=root / "experiments/e12_codec_speed/speed.csv")
+    parser.add_argument("--csv", type=Path, default=root / "compress/speed.csv")
     parser.add_argument("specs", nargs="*", default=SPECS)
     args = parser.parse_args()
     measure(args)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Fills the generated tables of compress/README.md: what `kvlab plugins --md` prints, between the markers plugins:begin and plugins:end.
+"""Fills the generated tables of compress/README.md: what `kvlab plugins --md` prints, and compress/speed.csv (scripts/codec_speed.py), between the
+markers plugins:begin and plugins:end, speed:begin and speed:end.
 
 Usage: scripts/make_compress_readme.py [build/kvlab]
 """
+import csv
 import re
 import subprocess
 import sys
@@ -19,5 +21,15 @@ def fill(text, name, table):
     return text[: found.end(1)] + table + text[found.start(2) :]
 
 
-table = subprocess.run([program, "plugins", "--md"], capture_output=True, text=True, check=True).stdout
-readme.write_text(fill(readme.read_text(), "plugins", table))
+def speed_table(path):
+    rows = list(csv.DictReader(open(path)))
+    depths = sorted({int(row["depth"]) for row in rows})
+    ratio = {(row["kv"], int(row["depth"])): row["ratio_to_f16"] for row in rows}
+    size = {row["kv"]: row["bytes_per_token"] for row in rows}
+    lines = ["| kv | bytes a token | " + " | ".join(f"{depth} tokens" for depth in depths) + " |", "| --- " * (2 + len(depths)) + "|"]
+    lines += [f"| {kv} | {size[kv]} | " + " | ".join(ratio.get((kv, depth), "") for depth in depths) + " |" for kv in size]
+    return "\n".join(lines) + "\n"
+
+
+plugins = subprocess.run([program, "plugins", "--md"], capture_output=True, text=True, check=True).stdout
+readme.write_text(fill(fill(readme.read_text(), "plugins", plugins), "speed", speed_table(root / "compress/speed.csv")))
