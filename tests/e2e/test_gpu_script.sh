@@ -28,7 +28,7 @@ grep -q '^lib/libhdf5' "$work/kvlab-gpu/LIBRARIES" && grep -q '^fallback/libOpen
 [[ $(LD_LIBRARY_PATH=$work/kvlab-gpu/lib ldd "$work/kvlab-gpu/lib/kvlab") == *"$work/kvlab-gpu/lib/libhdf5"* ]] || fail "the packed libraries are not the ones taken"
 
 # --- a run ---
-env -u KVLAB -u MODEL OUT="$work/out" E90_QUICK=1 E90_SECONDS=150 "$work/kvlab-gpu/run.sh" >"$work/stdout" 2>"$work/stderr" ||
+env -u KVLAB -u MODEL OUT="$work/out" E90_QUICK=1 E90_SECONDS=1200 "$work/kvlab-gpu/run.sh" >"$work/stdout" 2>"$work/stderr" ||
     fail "run.sh: exit code $?: $(tail -n 30 "$work/stderr")"
 cmp -s "$work/stdout" "$work/out/summary.md" || fail "what is printed is not summary.md"
 for step in devices peaks check {speed,kernels}-{f16,int8,int4}-d{256,1024} speed-{f16,int8,int4}-d0; do
