@@ -112,9 +112,14 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
                       uint item)
 {
     for (uint t = from + item; t < to; t += KVL_WG) {
-        float k[KVL_D];
         rows.first = t;
+#if KVL_VECTORS || KVL_ROPE_PRE
+        float k[KVL_D];
         kvl_read_row(rows, k);
+#define KEY_AT(c) k[c]
+#else
+#define KEY_AT(c) kvl_row_at(rows, 0, c) /* an array of a row spills on GPUs */
+#endif
 #if KVL_ROPE_PRE
         kvl_restore_key(k, turn, t);
 #endif
@@ -126,7 +131,7 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
             const float dot = kvl_sum16(dots);
 #else
             float dot = 0.0f;
-            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], k[c], dot);
+            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], KEY_AT(c), dot);
 #endif
             out[r * KVL_B + t - base] = dot;
         }

@@ -149,7 +149,7 @@ if [[ -f stopped.h5 ]]; then
 else
     [[ $rc == 1 ]] || fail "interrupted: exit code $rc, wanted 1"
     grep -q 'interrupted: [0-9]* of 937 windows' err || fail "interrupted: $(cat err)"
-    "$program" log show stopped.h5.part | grep -q 'status *interrupted' || fail "the interrupted file does not say so"
+    grep -q 'status *interrupted' <("$program" log show stopped.h5.part) || fail "the interrupted file does not say so"
 fi
 
 # --- an independent float32 run of SmolLM2 ---

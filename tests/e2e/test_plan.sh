@@ -81,7 +81,7 @@ names=$(sed 's/.*public models: //' err)
 [[ $(wc -w <<<"$names") -ge 40 ]] || fail "the list of models: $(cat err)"
 [[ $("$program" plan --models | tail -n +2 | cut -d" " -f1 | xargs) == "$names" ]] || fail "plan --models: $("$program" plan --models)"
 for name in $names; do
-    "$program" plan -m "$name" -c 64 --json | grep -qF "\"$name\"" || fail "plan -m $name"
+    grep -qF "\"$name\"" <("$program" plan -m "$name" -c 64 --json) || fail "plan -m $name"
 done
 
 # --- refusals ---

@@ -24,8 +24,8 @@ small=(-m "$model" --tokens 8 --depth 64 --pairs 1)
 # --- words and refusals ---
 tune 0 --help
 grep -q -- --tune-file "$work/out" || fail "help: $(cat "$work/out")"
-"$program" --help | grep -q KVLAB_TUNE_FILE || fail "overview does not name KVLAB_TUNE_FILE"
-"$program" completion bash | grep -q '"tune") .*words="clblast gemm gemv attend"' || fail "completion"
+"$program" --help >"$work/out" && grep -q KVLAB_TUNE_FILE "$work/out" || fail "overview does not name KVLAB_TUNE_FILE"
+"$program" completion bash >"$work/out" && grep -q '"tune") .*words="clblast gemm gemv attend"' "$work/out" || fail "completion"
 tune 2 conv
 grep -q 'kernel "conv" has no tunables; these have: clblast, gemm, gemv, attend' "$work/err" || fail "$(cat "$work/err")"
 tune 2 --pairs 0
