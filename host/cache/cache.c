@@ -332,14 +332,15 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
 {
     kvl_status status = KVL_OK;
     uint32_t first[KVL_SIDES];
-    bool whole = cache->plan.layer[l].rot_m == 0; /* a dense rotation of a page's rows is too much for one work-item */
+    bool whole = true;
     for (int s = 0; s < KVL_SIDES; s++) {
         first[s] = cache->sealed[l][s];
         cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
-    if (whole) return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
+    if (whole && cache->plan.layer[l].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
+        return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, first, stage));
 done:
