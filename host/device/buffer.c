@@ -32,7 +32,8 @@ kvl_status kvl_buffer_new(struct kvl_device *device, const char *owner, int laye
     KVL_TRY(kvl_alloc(&buffer, 1, sizeof *buffer));
     buffer->owner = owner;
     buffer->layer = layer;
-    buffer->memory = clCreateBuffer(device->context, CL_MEM_READ_WRITE, (size_t)bytes, NULL, &code);
+    void *address = kvl_region_take(device, bytes, &buffer->region);
+    buffer->memory = clCreateBuffer(device->context, CL_MEM_READ_WRITE | (address != NULL ? CL_MEM_USE_HOST_PTR : 0), (size_t)bytes, address, &code);
     KVL_TRY(kvl_cl_check(code, "clCreateBuffer", owner));
     KVL_TRY(kvl_cl_check(clGetMemObjectInfo(buffer->memory, CL_MEM_SIZE, sizeof size, &size, NULL), "clGetMemObjectInfo", owner));
     buffer->size = buffer->bytes[cls] = size;
@@ -45,12 +46,21 @@ done:
     return status;
 }
 
+void kvl_buffer_release(struct kvl_buffer *buffer)
+{
+    if (buffer->region != NULL) kvl_region_finish(buffer->region);
+    if (buffer->memory != NULL) clReleaseMemObject(buffer->memory);
+    if (buffer->region != NULL) kvl_region_give_back(buffer->region);
+    buffer->memory = NULL;
+    buffer->region = NULL;
+}
+
 void kvl_buffer_free(struct kvl_buffer **pointer)
 {
     struct kvl_buffer *buffer = *pointer;
     if (buffer == NULL) return;
     if (buffer->device) kvl_ledger_remove(buffer);
-    if (buffer->memory) clReleaseMemObject(buffer->memory);
+    kvl_buffer_release(buffer);
     kvl_free(pointer);
 }
 

@@ -111,18 +111,19 @@ kvl_status kvl_kernel_info(struct kvl_kernel *kernel, uint64_t *private_bytes, u
 
 /* ---- launches ---- */
 
-enum kvl_arg_kind { KVL_ARG_BUFFER, KVL_ARG_VALUE, KVL_ARG_LOCAL };
+enum kvl_arg_kind { KVL_ARG_BUFFER, KVL_ARG_VALUE, KVL_ARG_STRUCT, KVL_ARG_LOCAL };
 struct kvl_arg {
     enum kvl_arg_kind kind;
-    size_t size;               /* VALUE, LOCAL: bytes */
+    size_t size;               /* VALUE, STRUCT, LOCAL: bytes */
     struct kvl_buffer *buffer; /* BUFFER; NULL is a legal null pointer argument */
-    union { uint32_t u32; int32_t i32; uint64_t u64; float f32; } value;
+    union { uint32_t u32; int32_t i32; uint64_t u64; float f32; const void *pointer; } value; /* pointer: STRUCT, read during the launch call */
 };
 #define KVL_BUF(b) ((struct kvl_arg){.kind = KVL_ARG_BUFFER, .buffer = (b)})
 #define KVL_U32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.u32 = (x)})
 #define KVL_I32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.i32 = (x)})
 #define KVL_U64(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 8, .value.u64 = (x)})
 #define KVL_F32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.f32 = (x)})
+#define KVL_STRUCT(x) ((struct kvl_arg){.kind = KVL_ARG_STRUCT, .size = sizeof(x), .value.pointer = &(x)})
 #define KVL_LOCAL(bytes) ((struct kvl_arg){.kind = KVL_ARG_LOCAL, .size = (bytes)})
 
 /* What a launch works through, for roofline figures; 0 = not stated. */

@@ -30,6 +30,7 @@ struct kvl_device {
     struct kvl_caps caps;
     char platform_version[256]; /* names the compiler's version on some */
     struct kvl_buffer *buffers; /* newest first */
+    struct kvl_region *regions; /* that hold them on a CPU */
     struct kvl_ledger ledger;
     struct kvl_program *programs;
     struct kvl_tuning tuning;
@@ -43,6 +44,7 @@ struct kvl_buffer {
     struct kvl_device *device; /* NULL once the device was closed */
     struct kvl_buffer *next, *previous;
     cl_mem memory;
+    struct kvl_region *region; /* NULL: the driver's own memory */
     const char *owner;
     int layer;
     uint64_t size, bytes[KVL_MEM_CLASSES];
@@ -70,9 +72,16 @@ kvl_status kvl_cl_check(cl_int code, const char *call, const char *object);
 kvl_status kvl_cl_status(cl_int code);
 const char *kvl_cl_error_name(cl_int code);
 
+void kvl_buffer_release(struct kvl_buffer *buffer); /* its memory; blocks where that is a region's, until no command uses it */
+
 void kvl_ledger_enter(struct kvl_device *device, struct kvl_buffer *buffer);
 void kvl_ledger_remove(struct kvl_buffer *buffer);
 void kvl_ledger_abandon(struct kvl_device *device); /* at close: warns of each buffer and releases its memory */
+
+/* Memory for a buffer of a CPU device; NULL on others, and where none is to be had: let the driver find some. */
+void *kvl_region_take(struct kvl_device *device, uint64_t bytes, struct kvl_region **region);
+void kvl_region_finish(const struct kvl_region *region); /* waits until no command uses it */
+void kvl_region_give_back(struct kvl_region *region);      /* of one buffer, released */
 
 /* The program cache on disk. A miss, a damaged entry and a failed write are not errors. */
 bool kvl_program_cache_load(const char *key, char **binary, size_t *size); /* free with kvl_free */

@@ -70,6 +70,7 @@ static kvl_status set_arg(struct kvl_kernel *kernel, cl_uint index, const struct
     switch (arg->kind) {
     case KVL_ARG_BUFFER: code = clSetKernelArg(kernel->kernel, index, sizeof memory, &memory); break;
     case KVL_ARG_VALUE: code = clSetKernelArg(kernel->kernel, index, arg->size, &arg->value); break;
+    case KVL_ARG_STRUCT: code = clSetKernelArg(kernel->kernel, index, arg->size, arg->value.pointer); break;
     case KVL_ARG_LOCAL: code = clSetKernelArg(kernel->kernel, index, arg->size, NULL); break;
     }
     if (code == CL_SUCCESS) return KVL_OK;

@@ -327,38 +327,65 @@ static struct kvl_norm norm_of(struct kvl_session *s, struct kvl_buffer *weight)
     return (struct kvl_norm){weight, dims->rms_eps, rows_of(s, NORMED, 0, padded(dims->n_embd))};
 }
 
-static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows x)
+/* Hidden rows to query, key and value rows in the stage: a product for each matrix. */
+static void list_qkv(struct kvl_session *s, const struct layer_weights *layer, struct kvl_rows hidden, const struct kvl_norm *norm,
+                     struct kvl_product *out, size_t *n)
 {
-    kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
-    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
-    struct kvl_rows y = {s->scratch[STAGE], 0, stride};
+    struct kvl_rows y = rows_of(s, STAGE, 0, (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim);
     for (size_t i = QKV; i < layer->n_matrices; i++) {
-        KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
+        out[(*n)++] = (struct kvl_product){&layer->matrix[i], hidden, y, norm, false};
         y.offset += layer->matrix[i].rows;
     }
+}
+
+static kvl_status project_qkv(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden)
+{
+    const struct layer_weights *layer = &s->weights->layer[l];
+    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
+    struct kvl_product product[MOST_MATRICES];
+    size_t n_products = 0;
+    list_qkv(s, layer, hidden, &norm, product, &n_products);
+    return kvl_linear_run_chain(s->kernels, product, n_products, n, s->config.exact);
+}
+
+/* What follows a layer's attention; next: the layer whose query, key and value rows are made of the result, or NULL. */
+static kvl_status finish_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, const struct layer_weights *next)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct layer_weights *layer = &s->weights->layer[l];
+    const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm), attn_norm = norm_of(s, next != NULL ? next->attn_norm : NULL);
+    const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
+    const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
+    struct kvl_product product[2 * MOST_MATRICES] = {{&layer->matrix[ATTN_OUTPUT], attended, hidden, NULL, true},
+                                                     {&layer->matrix[GATE_UP], hidden, ff, &ffn_norm, false},
+                                                     {&layer->matrix[FFN_DOWN], ff, hidden, NULL, true}};
+    size_t n_products = QKV;
+    if (next != NULL) list_qkv(s, next, hidden, &attn_norm, product, &n_products);
+    return kvl_linear_run_chain(s->kernels, product, n_products, n, s->config.exact);
+}
+
+/* One layer for n tokens of a prompt that passes through the layers one at a time. */
+static kvl_status forward_prompt_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(project_qkv(s, l, n, hidden));
+    KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
+    KVL_TRY(finish_layer(s, l, n, hidden, NULL));
 done:
     return status;
 }
 
-/* One layer for n tokens whose hidden rows are given; prompt: NULL, or the prompt that passes through the layers one at a time. */
-static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
+/* All layers for n tokens whose hidden rows are given. */
+static kvl_status forward_layers(struct kvl_session *s, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_weights *w = s->weights;
-    const struct kvl_dims *dims = &w->model->dims;
-    const struct layer_weights *layer = &w->layer[l];
-    const bool exact = s->config.exact;
-    const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
-    const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
-    const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
-    KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
-    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
-    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
-    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
-    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
-    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    KVL_TRY(project_qkv(s, 0, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+        KVL_TRY(finish_layer(s, l, n, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
+    }
 done:
     return status;
 }
@@ -413,7 +440,7 @@ static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, ui
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
     KVL_TRY(embed(s, tokens, n, hidden));
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n, hidden, NULL));
+    KVL_TRY(forward_layers(s, n, hidden));
     if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, n - n_logits, dims->n_embd), n_logits, first_row));
     kvl_cache_advance(s->cache, n);
     count_forward(s, n, n_logits);
@@ -469,7 +496,7 @@ static kvl_status prompt_layer(struct kvl_session *s, struct kvl_prompt *prompt,
     for (uint32_t i = 0; i < pieces_of(s, n); i++) {
         const struct piece piece = piece_of(s, n, i);
         if (prompt_hidden != NULL)
-            KVL_TRY(forward_layer(s, l, piece.n, (struct kvl_rows){prompt_hidden, piece.first * width, width}, prompt));
+            KVL_TRY(forward_prompt_layer(s, l, piece.n, (struct kvl_rows){prompt_hidden, piece.first * width, width}, prompt));
         else
             KVL_TRY(kvl_prompt_step(prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL));
     }
