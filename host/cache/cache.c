@@ -327,8 +327,10 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
 }
 
-/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. */
-static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+/* Steps 2 to 4: no launch if attention can take them in, one if the ubatch, and nothing else, is sealed at once; two if some of it or something older
+ * is. */
+static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         bool *left_to_attend)
 {
     kvl_status status = KVL_OK;
     uint32_t first[KVL_SIDES];
@@ -339,6 +341,9 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
+    *left_to_attend = *left_to_attend && whole &&
+                      kvl_compose_appends(&cache->plan, &cache->plan.layer[l], n, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    if (*left_to_attend) return KVL_OK;
     if (whole && cache->plan.layer[l].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
@@ -407,8 +412,15 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
+/* Whether attention of one token joins its splits itself: KVL_JOINS of cl/cache_view.cl. */
+static bool joins_splits(const struct kvl_cache *cache, uint32_t tile)
+{
+    const struct kvl_caps *caps = kvl_device_caps(cache->device);
+    return tile == 1 && caps->type == KVL_DEVICE_CPU && !kvl_compose_target_of(caps).grouped;
+}
+
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer *out)
+                         bool with_append, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
@@ -428,12 +440,14 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(out));
     push(&call, KVL_BUF(cache->partial));
+    push(&call, KVL_U32(with_append));
+    push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
     KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
                    &call));
-    if (n_splits > 1) {
+    if (n_splits > 1 && !joins_splits(cache, tile)) {
         const uint32_t rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
         const struct kvl_work merged = {.bytes = (n_splits + 1ull) * rows * dims->head_dim * sizeof(float)};
@@ -487,6 +501,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
+    bool left_to_attend = out != NULL;
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
@@ -494,9 +509,9 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
-        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to eviction */
+        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, left_to_attend, out)); /* 5; 6 and 7 belong to eviction */
         KVL_TRY(unrotate(cache, layer, n, rotary, rope_dim, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, stage)); /* 8 what stays exact leaves the stage */

@@ -14,6 +14,24 @@ uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
 
+/* Tokens of an attention block: what divides the pages of both sides. */
+static uint32_t block_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    return gcd(plan->shape.block, gcd(layer->side[KVL_SIDE_K].dims.page_tokens, layer->side[KVL_SIDE_V].dims.page_tokens));
+}
+
+/* Where one work-item owns a tile, its block is the page, and no other tile or split can read the slot: a window's ring overwrites what a block before
+ * it still has. A dense rotation of the row is too much for one work-item. */
+bool kvl_compose_appends(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile, struct kvl_compose_target target)
+{
+    bool appends = !target.grouped && tile == 1 && !plan->evicts && layer->window == 0 && layer->rot_m == 0;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        appends = appends && side->tail == 0 && side->shape.unit == 1 && side->dims.page_tokens == block_of(plan, layer);
+    }
+    return appends;
+}
+
 struct define_context {
     struct kvl_text *text;
     kvl_status status;
@@ -70,7 +88,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
 {
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
     const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
-    const uint32_t block = gcd(plan->shape.block, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const uint32_t block = block_of(plan, layer);
     const uint32_t group = kvl_compose_group(plan, target);
     const bool pre = layer->rope == KVL_STORE_PRE_ROPE;
     const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0;
@@ -88,6 +106,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre}, /* keys stored before RoPE are turned one by one */
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
         {"ROPE_PRE", pre}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF}, {"ROT_M", layer->rot_m},
+        {"APPENDS", kvl_compose_appends(plan, layer, tile, target)},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -113,6 +132,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
+        {"append.cl", kvl_source_text("append.cl")},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

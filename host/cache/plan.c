@@ -241,7 +241,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */
     const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
     plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
-    plan->status_bytes = 16;
+    plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->n_table_floats * sizeof(float);
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
