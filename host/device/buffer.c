@@ -32,6 +32,7 @@ kvl_status kvl_buffer_new(struct kvl_device *device, const char *owner, int laye
     KVL_TRY(kvl_alloc(&buffer, 1, sizeof *buffer));
     buffer->owner = owner;
     buffer->layer = layer;
+    buffer->serial = ++device->serial;
     void *address = kvl_region_take(device, bytes, &buffer->region);
     buffer->memory = clCreateBuffer(device->context, CL_MEM_READ_WRITE | (address != NULL ? CL_MEM_USE_HOST_PTR : 0), (size_t)bytes, address, &code);
     KVL_TRY(kvl_cl_check(code, "clCreateBuffer", owner));

@@ -35,6 +35,7 @@ struct kvl_device {
     struct kvl_program *programs;
     struct kvl_tuning tuning;
     uint64_t launches, builds; /* kernels enqueued; programs compiled from source */
+    uint64_t serial;           /* of the last buffer */
     bool profiling;
     struct kvl_pending *pending;
     size_t n_pending, pending_room;
@@ -47,6 +48,7 @@ struct kvl_buffer {
     struct kvl_region *region; /* NULL: the driver's own memory */
     const char *owner;
     int layer;
+    uint64_t serial; /* from 1 on, never the same twice: handles are used again */
     uint64_t size, bytes[KVL_MEM_CLASSES];
 };
 
@@ -59,12 +61,21 @@ struct kvl_program {
     char *names;     /* of its parts, for messages */
 };
 
+/* The argument that a kernel has. */
+struct kvl_set_arg {
+    bool known;
+    struct kvl_arg arg;
+    uint64_t serial; /* of the buffer, 0 = none */
+    void *bytes;     /* STRUCT: a copy */
+};
+
 struct kvl_kernel {
     struct kvl_program *program;
     struct kvl_kernel *next;
     cl_kernel kernel;
     char *name;
     cl_uint n_args;
+    struct kvl_set_arg *set; /* [n_args] */
 };
 
 /* KVL_OK, or the error of an OpenCL call on `object` ("buffer 'kv pages'"). */
