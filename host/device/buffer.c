@@ -86,6 +86,7 @@ kvl_status kvl_buffer_read(struct kvl_buffer *buffer, uint64_t offset, uint64_t 
 {
     const kvl_status status = check_range(buffer, offset, bytes, "read");
     if (status != KVL_OK || bytes == 0) return status;
+    buffer->device->waits++;
     return kvl_cl_check(clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
                         "clEnqueueReadBuffer", buffer->owner);
 }

@@ -146,6 +146,7 @@ uint64_t kvl_device_launches(const struct kvl_device *device); /* kernels enqueu
 struct kvl_sample {
     const char *kernel;                              /* owned by its program */
     uint64_t queued_ns, submit_ns, start_ns, end_ns; /* the device's clock */
+    uint64_t batch; /* the same for launches between which the host waited for nothing: a token's */
     struct kvl_work work;
 };
 /* While on, launches keep their events; samples are collected (blocks) by kvl_profile_take, which appends nothing twice. */

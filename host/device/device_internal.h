@@ -21,6 +21,7 @@ struct kvl_pending {
     cl_event event;
     const char *kernel;
     struct kvl_work work;
+    uint64_t batch;
 };
 
 struct kvl_device {
@@ -36,6 +37,7 @@ struct kvl_device {
     struct kvl_tuning tuning;
     uint64_t launches, builds; /* kernels enqueued; programs compiled from source */
     uint64_t serial;           /* of the last buffer */
+    uint64_t waits; /* for the queue to be empty */
     bool profiling;
     struct kvl_pending *pending;
     size_t n_pending, pending_room;

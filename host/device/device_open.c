@@ -148,5 +148,6 @@ const struct kvl_caps *kvl_device_caps(const struct kvl_device *device) { return
 
 kvl_status kvl_device_finish(struct kvl_device *device)
 {
+    device->waits++;
     return kvl_cl_check(clFinish(device->queue), "clFinish", device->caps.name);
 }
