@@ -1,6 +1,7 @@
 /* Buffers and transfers. Every range is checked here, so that a wrong offset is a message and not a driver's mood. */
 #include "device_internal.h"
 #include "mem.h"
+#include <string.h>
 
 /* Refuses before the driver does: many drivers overcommit and fail much later, in a launch. */
 static kvl_status check_limits(const struct kvl_device *device, const char *owner, int layer, uint64_t bytes)
@@ -74,11 +75,22 @@ static kvl_status check_range(const struct kvl_buffer *buffer, uint64_t offset, 
                     (unsigned long long)bytes, (unsigned long long)offset, buffer->owner, (unsigned long long)buffer->size);
 }
 
+/* A copy that lives until the host next waits for the queue; NULL for what is not small, and when there is no more room. */
+static const void *stage(struct kvl_device *device, const void *data, uint64_t bytes)
+{
+    enum { SMALL = 4096 };
+    if (bytes > SMALL || bytes > sizeof device->staging - device->staged) return NULL;
+    void *copy = memcpy(device->staging + device->staged, data, bytes);
+    device->staged += bytes;
+    return copy;
+}
+
 kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data)
 {
     const kvl_status status = check_range(buffer, offset, bytes, "write");
     if (status != KVL_OK || bytes == 0) return status;
-    return kvl_cl_check(clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
+    const void *copy = stage(buffer->device, data, bytes);
+    return kvl_cl_check(clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, copy == NULL, offset, bytes, copy != NULL ? copy : data, 0, NULL, NULL),
                         "clEnqueueWriteBuffer", buffer->owner);
 }
 
@@ -86,9 +98,10 @@ kvl_status kvl_buffer_read(struct kvl_buffer *buffer, uint64_t offset, uint64_t 
 {
     const kvl_status status = check_range(buffer, offset, bytes, "read");
     if (status != KVL_OK || bytes == 0) return status;
-    buffer->device->waits++;
-    return kvl_cl_check(clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
-                        "clEnqueueReadBuffer", buffer->owner);
+    const kvl_status read = kvl_cl_check(clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
+                                         "clEnqueueReadBuffer", buffer->owner);
+    if (read == KVL_OK) kvl_device_waited(buffer->device);
+    return read;
 }
 
 kvl_status kvl_buffer_copy(struct kvl_buffer *from, uint64_t from_offset, struct kvl_buffer *to, uint64_t to_offset, uint64_t bytes)

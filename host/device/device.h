@@ -63,7 +63,7 @@ uint64_t kvl_buffer_bytes(const struct kvl_buffer *buffer); /* CL_MEM_SIZE as th
 /* A buffer that holds several classes (a page slab: payload, scale, slack): bytes by class, which must sum to its size. */
 kvl_status kvl_buffer_split(struct kvl_buffer *buffer, const uint64_t bytes[KVL_MEM_CLASSES]);
 
-kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data); /* blocks until `data` is free to reuse */
+kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data); /* blocks until `data` is free to reuse: at once for a few KiB */
 kvl_status kvl_buffer_read(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, void *data);        /* blocks */
 kvl_status kvl_buffer_copy(struct kvl_buffer *from, uint64_t from_offset, struct kvl_buffer *to, uint64_t to_offset, uint64_t bytes);
 kvl_status kvl_buffer_fill_zero(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes);

@@ -38,6 +38,8 @@ struct kvl_device {
     uint64_t launches, builds; /* kernels enqueued; programs compiled from source */
     uint64_t serial;           /* of the last buffer */
     uint64_t waits; /* for the queue to be empty */
+    char staging[1 << 16]; /* of small writes since the last wait */
+    uint64_t staged;       /* bytes of it in use */
     bool profiling;
     struct kvl_pending *pending;
     size_t n_pending, pending_room;
@@ -86,6 +88,8 @@ kvl_status kvl_cl_status(cl_int code);
 const char *kvl_cl_error_name(cl_int code);
 
 void kvl_buffer_release(struct kvl_buffer *buffer); /* its memory; blocks where that is a region's, until no command uses it */
+
+void kvl_device_waited(struct kvl_device *device); /* nothing is in the queue any more */
 
 void kvl_ledger_enter(struct kvl_device *device, struct kvl_buffer *buffer);
 void kvl_ledger_remove(struct kvl_buffer *buffer);
