@@ -24,7 +24,14 @@ enum kvl_option_type {
     KVL_OPTION_INT = 1,    /* int32_t at offset */
     KVL_OPTION_FLOAT = 2,  /* double */
     KVL_OPTION_CHOICE = 3, /* int32_t: index in `choices` */
-    KVL_OPTION_SCORE = 4   /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_SCORE = 4,  /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_NUMBERS = 5 /* struct kvl_numbers, none by default: "1:2.5:0", where 3*4 stands for 3:3:3:3. Since ABI 1.2 */
+};
+
+enum { KVL_MOST_NUMBERS = 256 };
+struct kvl_numbers {
+    uint32_t n, reserved;
+    double value[KVL_MOST_NUMBERS];
 };
 
 struct kvl_option {

@@ -89,6 +89,7 @@ uint32_t kvl_repetition_bound(const struct kvl_score_needs *needs, uint32_t n_to
 /* A plug-in returned non-zero: its reason, if it gave one. */
 static kvl_status failed(const struct kvl_plugin_head *plugin)
 {
+    if (*kvl_error_text() != '\0') return KVL_E_USAGE;
     return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", plugin->name);
 }
 
