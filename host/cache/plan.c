@@ -246,6 +246,18 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
 
+uint32_t kvl_cache_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
+{
+    uint32_t most = 0;
+    for (uint32_t l = 0; l < n_layer; l++) {
+        struct kvl_score_needs needs;
+        kvl_keep_needs(kvl_spec_layer(spec, l), &needs);
+        const uint32_t bound = kvl_repetition_bound(&needs, n_ctx);
+        most = bound > most ? bound : most;
+    }
+    return n_ctx + most;
+}
+
 /* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
 static kvl_status bound_pages(struct kvl_cache_plan *plan)
 {
@@ -262,7 +274,8 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
             plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
-    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    const uint32_t most = kvl_cache_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
+    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
     plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
 }

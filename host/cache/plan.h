@@ -89,6 +89,9 @@ struct kvl_cache_plan {
     uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */
 };
 
+/* Positions that RoPE may be asked for: n_ctx, and those of a second pass behind a prompt that scores want (KVL_NEED_REPETITION). */
+uint32_t kvl_cache_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
+
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
  * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
