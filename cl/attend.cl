@@ -138,6 +138,26 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
     }
 }
 
+#if KVL_SLIDES
+/* Scores of sinks [from, to) with pos=compact. by: tokens that the window of each row's query has slid. */
+void kvl_sink_scores(kvl_rows rows, uint base, uint from, uint to, const uint *by, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out, uint item)
+{
+    for (uint t = from + item; t < to; t += KVL_WG) {
+        float k[KVL_D];
+        rows.first = t;
+        for (uint r = 0; r < KVL_NQ; r++) {
+            float dot = 0.0f;
+            if (r % KVL_G == 0) { /* another query token */
+                kvl_read_row(rows, k);
+                kvl_slide_key(k, turn, t, by[r]);
+            }
+            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], k[c], dot);
+            out[r * KVL_B + t - base] = dot;
+        }
+    }
+}
+#endif
+
 void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, KVL_QS float *acc, uint item)
 {
 #if KVL_VECTORS
@@ -263,6 +283,11 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (is_sink || k_all_end < limit) {
             uint exact_from[KVL_NQ];
             for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? 0 : k_end[r];
+#if KVL_SLIDES
+            for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? start[r] - sink : exact_from[r];
+            if (is_sink) kvl_sink_scores(k_rows, base, base, limit, exact_from, q, turn, s, item);
+            else
+#endif
             kvl_exact_scores(k_rows, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
             KVL_BARRIER;
         }

@@ -10,7 +10,8 @@
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
  * With KVL_RAGGED the heads of a layer may have lost different numbers of tokens. The tokens that a head has kept, and those that came later,
  * are its sequence: everything below works on places in that sequence, and a token at position p stands at place p - lost. KVL_HEAD_VIEW
- * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by.
+ * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by. KVL_SLIDES: the same of a window,
+ * where only the sinks' places differ from their positions.
  *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */

@@ -83,6 +83,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
         {"K_AUX", k->shape.aux_floats},
         {"RAGGED", plan->evicts}, {"COMPACT", plan->evicts && layer->pos == KVL_POS_COMPACT},
+        {"SLIDES", !plan->evicts && layer->pos == KVL_POS_COMPACT},
         {"K_TAIL", plan->evicts ? k->tail : 0}, {"K_UNIT", plan->evicts ? k->shape.unit : 1},
         {"V_TAIL", plan->evicts ? v->tail : 0}, {"V_UNIT", plan->evicts ? v->shape.unit : 1},
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre}, /* keys stored before RoPE are turned one by one */

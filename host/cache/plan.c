@@ -267,6 +267,14 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
     return KVL_OK;
 }
 
+/* Of one layer, n_position. */
+static uint32_t positions_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const uint32_t n_ctx = plan->config.n_ctx;
+    if (layer->pos != KVL_POS_COMPACT || layer->window == 0) return n_ctx;
+    return n_ctx - layer->sink > layer->window ? layer->sink + layer->window : n_ctx;
+}
+
 static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
 {
     if (plan->exact_bytes <= plan->limits.max_alloc_bytes) return KVL_OK;
@@ -291,6 +299,10 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        const uint32_t n = positions_of(out, &out->layer[l]);
+        if (n > out->n_position) out->n_position = n;
+    }
     KVL_TRY(place_all(out));
     place_tables(out);
     sum_bytes(out);

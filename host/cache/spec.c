@@ -641,7 +641,9 @@ static kvl_status check_eviction(const struct kvl_layer_spec *entry)
     uint32_t target;
     double fraction;
     if (entry->n_keep == 0 && budget == NULL)
-        return entry->pos == KVL_POS_KEEP ? KVL_OK : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+        return entry->pos == KVL_POS_KEEP || entry->window != 0
+                   ? KVL_OK
+                   : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
     if (entry->n_keep == 0) return kvl_fail(KVL_E_USAGE, "--kv: budget=%s without a score: add keep=, or leave it out", budget->name);
     if (budget == NULL) return kvl_fail(KVL_E_USAGE, "--kv: keep=%s without a budget: add budget=uniform(kept=0.5) or another", score->name);
     if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and keep= both say which tokens stay: use one of them");

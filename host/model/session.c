@@ -261,13 +261,15 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
     uint64_t bytes[KVL_SESSION_SCRATCH];
-    if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
-        return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
-                        weights->model->name, dims->n_ctx_train);
     if ((uint64_t)dims->n_head * dims->head_dim % 32 != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,
                         dims->n_head, dims->head_dim);
     KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
+    if (plan.n_position > dims->n_ctx_train && !config->allow_long) {
+        status = kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, a cache that bounds them (pos=compact), or --allow-long",
+                          plan.n_position, weights->model->name, dims->n_ctx_train);
+        goto done;
+    }
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
     s->config = *config;
