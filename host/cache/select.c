@@ -69,6 +69,11 @@ void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *o
     }
 }
 
+bool kvl_score_runs(const struct kvl_score *score)
+{
+    return score->head.struct_size >= offsetof(struct kvl_score, running) + sizeof score->running && score->running != NULL;
+}
+
 /* A plug-in returned non-zero: its reason, if it gave one. */
 static kvl_status failed(const struct kvl_plugin_head *plugin)
 {

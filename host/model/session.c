@@ -428,6 +428,13 @@ done:
 /* The first tokens of a session whose cache evicts are its prompt. */
 static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_plan(s->cache)->evicts && kvl_session_position(s) == 0; }
 
+/* Most tokens of a step behind the prompt. */
+static uint32_t step_tokens(const struct kvl_session *s)
+{
+    const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    return plan->evicts_decoding ? 1 : kvl_cache_ubatch(&plan->config);
+}
+
 struct piece {
     uint32_t first, n;
 };
@@ -518,8 +525,7 @@ done:
 kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_cache_config *cache = &kvl_cache_plan(s->cache)->config;
-    const uint32_t u = kvl_cache_ubatch(cache), most = s->config.max_logits ? s->config.max_logits : 1;
+    const uint32_t u = step_tokens(s), most = s->config.max_logits ? s->config.max_logits : 1;
     if (n_logits > n || n_logits > most)
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
@@ -538,7 +544,7 @@ done:
 kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
 {
     kvl_status status = KVL_OK;
-    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    const uint32_t u = step_tokens(s);
     const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
     struct kvl_prompt *prompt = NULL;
     float *rows = NULL;
