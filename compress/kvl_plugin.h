@@ -195,6 +195,20 @@ struct kvl_score_input {
     uint32_t n_witness, reserved2;
 };
 
+/* While tokens are decoded, each cached token has a number, and the one with the smallest goes first, of equal ones the newest. */
+enum {
+    KVL_RUN_STORED = 1, /* found once, when the token is stored, of its exact key and value: kvl_score_stored() of the device source */
+    KVL_RUN_SUM = 2,    /* attention it got from all queries since it came, summed over the query heads of its kv head */
+    KVL_RUN_NEWEST = 3  /* attention it gets from the newest query */
+};
+
+struct kvl_score_running { /* the host sets struct_size and zeroes the rest */
+    uint32_t struct_size, source;
+    uint32_t is_shared;   /* of attention: summed over all heads, so that all keep the same tokens */
+    uint32_t first, newest; /* so many first and newest tokens stay */
+    uint32_t parameter;   /* handed to kvl_score_stored() */
+};
+
 struct kvl_score {
     struct kvl_plugin_head head;
     /* What ref() reads. NULL: nothing, the score depends on positions alone. */
@@ -204,6 +218,10 @@ struct kvl_score {
     /* A wrapper has this instead of ref: it finds another score (option of=) in `score` and changes it. target [H]: tokens each head is going to
      * keep; a wrapper that keeps whole chunks changes it too. Tokens with FLT_MAX are protected. */
     int (*wrap)(const void *priv, const struct kvl_score_input *in, float *score, uint32_t *target);
+    /* ---- since ABI 1.2 ---- */
+    /* How the score goes on while tokens are decoded, for a layer that keeps `target` tokens. NULL: it does not. Non-zero: it cannot with these
+     * options. */
+    int (*running)(const void *priv, uint32_t target, struct kvl_score_running *out);
 };
 
 /* ---- budget: how many tokens each layer, then each head keeps ---- */

@@ -134,6 +134,7 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     kvl_cache_reset(p->rows);
     p->layer = l;
     kvl_keep_needs(spec_of(p, l), &e->needs);
+    if (kvl_cache_plan(p->cache)->layer[l].running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
     if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
     e->n_query = e->needs.queries < n ? e->needs.queries : (uint32_t)n;
     KVL_TRY(kvl_alloc(&e->q, q_heads * e->n_query * d, sizeof(float)));
@@ -310,11 +311,24 @@ static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struc
     return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
 }
 
+/* What each token that stays has got of attention, summed over its kv head's query heads. */
+static void attention_so_far(const struct kvl_prompt *p, const struct kvl_selection *selection, float *sum)
+{
+    const uint32_t heads = dims_of(p)->n_kv_head, group = dims_of(p)->n_head / heads;
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t i = selection->offset[h]; i < selection->offset[h + 1]; i++) {
+            double all = 0.0;
+            for (uint32_t g = 0; g < group; g++) all += p->evidence.column_sum[(size_t)(h * group + g) * p->n_token + selection->token[i]];
+            sum[i] = (float)all;
+        }
+}
+
 static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *selection, struct kvl_buffer *stage, struct kvl_buffer *rotary)
 {
     kvl_status status = KVL_OK;
     const uint32_t heads = dims_of(p)->n_kv_head, u = kvl_cache_ubatch(&kvl_cache_plan(p->cache)->config);
     uint32_t *count = NULL, most = 0;
+    float *sum = NULL;
     KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
     for (uint32_t h = 0; h < heads; h++) {
         count[h] = selection->offset[h + 1] - selection->offset[h];
@@ -323,7 +337,10 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_buffer_write(p->kept, 0, (heads + 1) * sizeof(uint32_t), selection->offset));
     if (selection->offset[heads] != 0)
         KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
-    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count));
+    KVL_TRY(kvl_alloc(&sum, selection->offset[heads] + 1u, sizeof *sum));
+    const bool has_sums = kvl_cache_plan(p->cache)->layer[p->layer].running.source == KVL_RUN_SUM;
+    if (has_sums) attention_so_far(p, selection, sum);
+    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count, selection->token, has_sums ? sum : NULL));
     kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
     for (uint32_t first = 0; first < most; first += u) {
         const uint32_t n = most - first < u ? most - first : u;
@@ -333,6 +350,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_cache_fill_end(p->cache, p->layer, p->n_token, count));
 done:
     kvl_free(&count);
+    kvl_free(&sum);
     return status;
 }
 
