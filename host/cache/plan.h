@@ -43,7 +43,7 @@ struct kvl_side_plan {
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
     uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
-    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded or there are none */
+    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded, there are none, or a prompt makes them */
 };
 
 struct kvl_layer_plan {
@@ -76,7 +76,8 @@ struct kvl_cache_plan {
     struct kvl_cache_limits limits;
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
-    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there; pages come with the counts */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
+                                        it); pages come with the counts */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -90,7 +91,7 @@ struct kvl_cache_plan {
 };
 
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
+ * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);
