@@ -89,9 +89,12 @@ struct kvl_codec_shape {      /* the host sets struct_size and zeroes the rest *
     uint32_t page_multiple;   /* P must be a multiple of this (at least group) */
     uint32_t alignment;       /* of a block's address */
     uint64_t block_bytes;     /* one block of P tokens (0 when P is 0) */
-    uint64_t stream_bytes;    /* parts of the whole stream, outside pages */
-    uint32_t table_floats;    /* floats of calibration table a stream; 0 = none */
+    uint64_t stream_bytes;    /* must be 0: what belongs to a whole stream is its table */
+    uint32_t table_floats;    /* floats of a stream's table, from calibrate() or learn(); 0 = none */
     uint32_t aux_floats;      /* floats that prepare() derives from one query row */
+    /* ---- since ABI 1.2 ---- */
+    uint32_t learn_queries;   /* newest queries of a prompt that learn() reads */
+    uint32_t reserved;
 };
 
 struct kvl_codec_bytes {      /* by class; slack is what the host finds missing to the block */
@@ -116,6 +119,15 @@ struct kvl_calibration {      /* struct_size grows with it */
     int (*put)(void *context, const char *name, uint32_t n, const float *values);
 };
 
+/* A prompt at whose end one stream is encoded for the first time. Keys and queries are as attention saw them, channels in the order of the
+ * record. */
+struct kvl_prompt_rows {
+    uint32_t struct_size;
+    uint32_t n_row, n_head, n_query; /* n_head: query heads that read this stream */
+    const float *x;           /* [n_row][D] rows of this side that stay */
+    const float *q;           /* [n_head][n_query][D] the newest queries, the last token's at the end; fewer than asked for if the prompt is shorter */
+};
+
 struct kvl_codec {
     struct kvl_plugin_head head;
     uint32_t roles, rope_stages, flags, reserved;
@@ -136,6 +148,10 @@ struct kvl_codec {
      * user stores them, sinks left out. Names, sizes and their order depend on priv and dims alone. */
     int (*calibrate)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
     const float *const *known_tables; /* [n_known_answers]: table of each known answer; NULL = none has one */
+    /* ---- since ABI 1.2 ---- */
+    /* Fills one stream's table at the end of a prompt, before the stream's first row is encoded; rows that come later are encoded with it too.
+     * Such a codec stores keys after RoPE and sets KVL_CODEC_NO_ROTATION, not KVL_CODEC_NEEDS_TABLE. */
+    int (*learn)(const void *priv, const struct kvl_codec_dims *dims, const struct kvl_prompt_rows *in, float *table);
 };
 
 /* ---- score: what each cached token of each kv head is worth; the higher, the more worth keeping ---- */

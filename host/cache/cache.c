@@ -77,7 +77,7 @@ done:
 
 static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
 {
-    if (side->shape.table_floats == 0) return KVL_OK;
+    if (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn))) return KVL_OK;
     if (side->table == NULL)
         return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
                                      "then add table=table.h5 to the spec", side->codec->head.name);
@@ -718,6 +718,13 @@ kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_
     KVL_TRY(write_index(cache, l, count, token, sum));
 done:
     return status;
+}
+
+kvl_status kvl_cache_fill_table(struct kvl_cache *cache, uint32_t l, enum kvl_side s, const float *table)
+{
+    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+    return kvl_buffer_write(cache->tables, side->table_offset * sizeof *table,
+                            (uint64_t)cache->plan.dims.n_kv_head * side->shape.table_floats * sizeof *table, table);
 }
 
 /* Rows of the stage become records. */

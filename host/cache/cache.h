@@ -30,6 +30,8 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n);
 /* Layer l is to hold count[h] <= n_token tokens of head h [H]: it gets pages for them and for what may follow. */
 /* token: their positions, those of head 0 first; sum: what they got of attention so far, of scores that go on with it (else NULL). */
 kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum);
+/* What a codec has learned for the streams of a side, [H][table_floats], before the first of its rows. */
+kvl_status kvl_cache_fill_table(struct kvl_cache *cache, uint32_t l, enum kvl_side side, const float *table);
 /* The next n places of every head, from the stage's rows, whose keys RoPE has turned if they are stored so; heads that are shorter take less. n
  * is at most the ubatch. Enqueues only. */
 kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,

@@ -112,6 +112,9 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
             return kvl_fail(KVL_E_USAGE, "codec %s does not fit head_dim %u", side->codec->head.name, head_dim);
         if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
+    if (side->shape.stream_bytes != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s: stream_bytes is %llu, what belongs to a whole stream must be its table (table_floats)",
+                        side->codec->head.name, (unsigned long long)side->shape.stream_bytes);
     side->alignment = side->shape.alignment > 16 ? side->shape.alignment : 16;
     side->page_bytes = round_up(side->shape.block_bytes, side->alignment);
     return KVL_OK;
@@ -308,7 +311,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes;
 }
 
-uint32_t kvl_cache_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
 {
     uint32_t most = 0;
     for (uint32_t l = 0; l < n_layer; l++) {
@@ -337,7 +340,7 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
             plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
-    const uint32_t most = kvl_cache_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
+    const uint32_t most = kvl_rope_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
     const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
     plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
@@ -367,9 +370,11 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
-    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec);
+    const char *learner = kvl_spec_learner(config->spec);
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || learner != NULL;
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
-        return kvl_fail(KVL_E_USAGE, "keep= evicts at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+        return kvl_fail(KVL_E_USAGE, "%s %s at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4",
+                        learner != NULL ? learner : "keep=", learner != NULL ? "learns" : "evicts");
     if (out->evicts && kvl_spec_windowed(config->spec))
         return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
                                            "use keep=streaming with a budget, or another protocol");

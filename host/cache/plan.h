@@ -43,7 +43,7 @@ struct kvl_side_plan {
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
     uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
-    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded or there are none */
+    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded, there are none, or a prompt makes them */
 };
 
 struct kvl_layer_plan {
@@ -83,7 +83,8 @@ struct kvl_cache_plan {
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
     uint64_t index_bytes, raw_bytes; /* token index (class index); newest query's scores, shared by the layers (scratch) */
-    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there; pages come with the counts */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
+                                        it); pages come with the counts */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -98,10 +99,10 @@ struct kvl_cache_plan {
 };
 
 /* Positions that RoPE may be asked for: n_ctx, and those of a second pass behind a prompt that scores want (KVL_NEED_REPETITION). */
-uint32_t kvl_cache_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
 
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
+ * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);

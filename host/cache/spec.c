@@ -948,3 +948,25 @@ bool kvl_spec_evicts(const struct kvl_spec *spec)
     for (size_t i = 0; i < spec->n_overrides; i++) evicts = evicts || spec->override[i].entry.n_keep != 0;
     return evicts;
 }
+
+static const char *learner(const struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
+        if (KVL_CODEC_HAS(codec, learn) && entry->table.values[side] == NULL) return codec->head.name;
+    }
+    return NULL;
+}
+
+const char *kvl_spec_learner(const struct kvl_spec *spec)
+{
+    const char *name = learner(&spec->base);
+    for (size_t i = 0; i < spec->n_overrides && name == NULL; i++) name = learner(&spec->override[i].entry);
+    return name;
+}
+
+uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c)
+{
+    if (order == KVL_KORDER_GGUF || c >= rope_dim) return c;
+    return c < rope_dim / 2 ? 2 * c : 2 * (c - rope_dim / 2) + 1;
+}

@@ -223,16 +223,16 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[ATTENDED] = u * padded(q) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
-    bytes[ROTARY] = (uint64_t)kvl_cache_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
-/* cos and sin of position * frequency, in double: [kvl_cache_positions][rope_dim / 2][2]. */
+/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. */
 static kvl_status write_rotary(struct kvl_session *s)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_cache_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
+    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
     float *table = NULL;
     KVL_TRY(kvl_alloc(&table, (size_t)positions * pairs * 2, sizeof *table));
     for (uint32_t p = 0; p < positions; p++)
