@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The head of a score or budget without init. */
-#define KVL_SCORE_HEAD(kind_, name_, summary_, citation_, options_, type_, card_)                                                  \
+/* The head of a score or budget: its last arguments are the card and, if there are more, further members of it. */
+#define KVL_SCORE_HEAD(kind_, name_, summary_, citation_, options_, type_, ...)                                                    \
     {                                                                                                                              \
         .magic = KVL_PLUGIN_MAGIC, .abi_major = KVL_ABI_MAJOR, .abi_minor = KVL_ABI_MINOR,                                         \
         .struct_size = (kind_) == KVL_KIND_SCORE ? sizeof(struct kvl_score) : sizeof(struct kvl_budget), .kind = (kind_),          \
         .name = (name_), .summary = (summary_), .citation = (citation_), .n_options = sizeof(options_) / sizeof *(options_),       \
-        .options = (options_), .private_size = sizeof(type_), .card = (card_)                                                      \
+        .options = (options_), .private_size = sizeof(type_), .card = __VA_ARGS__                                                  \
     }
 
 /* How the scores of the query heads of a kv head become one. */

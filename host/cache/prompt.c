@@ -16,7 +16,8 @@ struct witness {
 struct evidence {
     struct kvl_score_needs needs;
     float *q_pre, *k_pre; /* [Hq][T][D], [H][T][D] before RoPE */
-    float *q;             /* [Hq][n_query][D] */
+    float *q;             /* [Hq][n_query][D] the newest that scores and codecs ask for */
+    float *score_q;       /* [Hq][needs.queries][D], if scores ask for less of them */
     float *k, *v;         /* [H][T][D] */
     float *mean, *covariance, *column_sum, *normal;
     uint32_t n_query;
@@ -91,7 +92,7 @@ done:
 
 static void free_evidence(struct evidence *e)
 {
-    float **all[] = {&e->q_pre, &e->k_pre, &e->q, &e->k, &e->v, &e->mean, &e->covariance, &e->column_sum, &e->normal};
+    float **all[] = {&e->q_pre, &e->k_pre, &e->q, &e->score_q, &e->k, &e->v, &e->mean, &e->covariance, &e->column_sum, &e->normal};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) kvl_free(all[i]);
     for (uint32_t i = 0; i < e->n_witness; i++) {
         kvl_free(&e->witness[i].q);
@@ -114,6 +115,13 @@ void kvl_prompt_free(struct kvl_prompt **prompt)
     kvl_free(prompt);
 }
 
+/* NULL: the side's codec does not learn its table from the prompt. */
+static const struct kvl_side_plan *learner(const struct kvl_prompt *p, int side)
+{
+    const struct kvl_side_plan *plan = &kvl_cache_plan(p->cache)->layer[p->layer].side[side];
+    return plan->table == NULL && KVL_CODEC_HAS(plan->codec, learn) ? plan : NULL;
+}
+
 bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l)
 {
     struct kvl_score_needs needs;
@@ -122,6 +130,14 @@ bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l)
 }
 
 /* ---- evidence ---- */
+
+static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+static uint32_t learned_queries(const struct kvl_prompt *p, int side)
+{
+    const uint32_t asked = learner(p, side)->shape.learn_queries;
+    return asked < p->n_token ? asked : p->n_token;
+}
 
 static bool wants(const struct evidence *e, uint32_t what) { return e->needs.what & what; }
 
@@ -134,8 +150,15 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     kvl_cache_reset(p->rows);
     p->layer = l;
     kvl_keep_needs(spec_of(p, l), &e->needs);
+    if (kvl_cache_plan(p->cache)->layer[l].running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
     if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
-    e->n_query = e->needs.queries < n ? e->needs.queries : (uint32_t)n;
+    if (e->needs.queries > n) e->needs.queries = (uint32_t)n;
+    e->n_query = e->needs.queries;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        if (learner(p, s) == NULL) continue;
+        e->needs.what |= s == KVL_SIDE_K ? KVL_NEED_QUERIES : KVL_NEED_QUERIES | KVL_NEED_V;
+        e->n_query = max_u32(e->n_query, learned_queries(p, s));
+    }
     KVL_TRY(kvl_alloc(&e->q, q_heads * e->n_query * d, sizeof(float)));
     if (wants(e, KVL_NEED_QUERY_STATS)) KVL_TRY(kvl_alloc(&e->q_pre, q_heads * n * d, sizeof(float)));
     if (wants(e, KVL_NEED_K)) KVL_TRY(kvl_alloc(&e->k_pre, kv_heads * n * d, sizeof(float)));
@@ -256,6 +279,13 @@ done:
     return status;
 }
 
+/* The newest n queries of the layer's heads first .. first + heads - 1, [heads][n][D]. */
+static void newest_queries(const struct kvl_prompt *p, uint32_t first, uint32_t heads, uint32_t n, float *out)
+{
+    const size_t d = dims_of(p)->head_dim, have = p->evidence.n_query;
+    for (uint32_t h = 0; h < heads; h++) memcpy(out + h * n * d, p->evidence.q + ((first + h) * have + have - n) * d, n * d * sizeof *out);
+}
+
 /* The rest of the evidence: from the rows, and from what was collected. */
 static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_score_input *in)
 {
@@ -281,10 +311,14 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
         KVL_TRY(kvl_alloc(&e->normal, count, sizeof(float)));
         for (uint64_t i = 0; i < count; i++) e->normal[i] = (float)kvl_rng_normal(p->layer, i);
     }
+    if (e->needs.queries < e->n_query) {
+        KVL_TRY(kvl_alloc(&e->score_q, dims->n_head * e->needs.queries * d, sizeof(float)));
+        newest_queries(p, 0, dims->n_head, e->needs.queries, e->score_q);
+    }
     *in = (struct kvl_score_input){
         .struct_size = sizeof *in, .layer = p->layer, .n_layer = dims->n_layer, .n_token = (uint32_t)n, .n_head = dims->n_head,
-        .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->n_query,
-        .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
+        .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->needs.queries,
+        .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->score_q != NULL ? e->score_q : e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
         .rope_freq = p->model.rope_freq};
     KVL_TRY(gather_witnesses(e, in));
     if (wants(e, KVL_NEED_COLUMN_SUMS)) {
@@ -293,6 +327,56 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
         in->column_sum = e->column_sum;
     }
 done:
+    return status;
+}
+
+/* ---- what codecs learn ---- */
+
+/* n rows of keys in the order of the record's channels. */
+static void order_keys(const struct kvl_prompt *p, float *row, size_t n, float *room)
+{
+    const enum kvl_key_order order = spec_of(p, p->layer)->korder;
+    const uint32_t d = dims_of(p)->head_dim;
+    for (size_t i = 0; order != KVL_KORDER_GGUF && i < n; i++, row += d) {
+        memcpy(room, row, d * sizeof *row);
+        for (uint32_t c = 0; c < d; c++) row[c] = room[kvl_key_channel(order, p->model.rope_dim, c)];
+    }
+}
+
+/* The table of each head's stream of a side, from the rows that the head keeps and from the newest queries. */
+static kvl_status learn_side(const struct kvl_prompt *p, int s, const struct kvl_selection *kept)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_side_plan *side = learner(p, s);
+    const struct kvl_cache_dims *dims = dims_of(p);
+    const uint32_t group = dims->n_head / dims->n_kv_head, n_query = learned_queries(p, s);
+    const size_t d = dims->head_dim;
+    const float *rows = s == KVL_SIDE_K ? p->evidence.k : p->evidence.v;
+    float *table = NULL, *x = NULL, *q = NULL, *room = NULL;
+    KVL_TRY(kvl_alloc(&table, (size_t)dims->n_kv_head * side->shape.table_floats, sizeof *table));
+    KVL_TRY(kvl_alloc(&x, p->n_token * d, sizeof *x));
+    KVL_TRY(kvl_alloc(&q, group * n_query * d, sizeof *q));
+    KVL_TRY(kvl_alloc(&room, d, sizeof *room));
+    for (uint32_t h = 0; h < dims->n_kv_head; h++) {
+        const uint32_t *token = kept->token + kept->offset[h], n = kept->offset[h + 1] - kept->offset[h];
+        for (uint32_t i = 0; i < n; i++) memcpy(x + i * d, rows + ((size_t)h * p->n_token + token[i]) * d, d * sizeof *x);
+        newest_queries(p, h * group, group, n_query, q);
+        if (s == KVL_SIDE_K) {
+            order_keys(p, x, n, room);
+            order_keys(p, q, (size_t)group * n_query, room);
+        }
+        const struct kvl_prompt_rows in = {sizeof in, n, group, n_query, x, q};
+        if (side->codec->learn(side->priv, &side->dims, &in, table + (size_t)h * side->shape.table_floats) != 0) {
+            status = kvl_fail(KVL_E_VERIFY, "codec %s: cannot learn from the prompt", side->codec->head.name);
+            goto done;
+        }
+    }
+    KVL_TRY(kvl_cache_fill_table(p->cache, p->layer, s, table));
+done:
+    kvl_free(&table);
+    kvl_free(&x);
+    kvl_free(&q);
+    kvl_free(&room);
     return status;
 }
 
@@ -310,11 +394,24 @@ static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struc
     return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
 }
 
+/* What each token that stays has got of attention, summed over its kv head's query heads. */
+static void attention_so_far(const struct kvl_prompt *p, const struct kvl_selection *selection, float *sum)
+{
+    const uint32_t heads = dims_of(p)->n_kv_head, group = dims_of(p)->n_head / heads;
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t i = selection->offset[h]; i < selection->offset[h + 1]; i++) {
+            double all = 0.0;
+            for (uint32_t g = 0; g < group; g++) all += p->evidence.column_sum[(size_t)(h * group + g) * p->n_token + selection->token[i]];
+            sum[i] = (float)all;
+        }
+}
+
 static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *selection, struct kvl_buffer *stage, struct kvl_buffer *rotary)
 {
     kvl_status status = KVL_OK;
     const uint32_t heads = dims_of(p)->n_kv_head, u = kvl_cache_ubatch(&kvl_cache_plan(p->cache)->config);
     uint32_t *count = NULL, most = 0;
+    float *sum = NULL;
     KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
     for (uint32_t h = 0; h < heads; h++) {
         count[h] = selection->offset[h + 1] - selection->offset[h];
@@ -323,7 +420,10 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_buffer_write(p->kept, 0, (heads + 1) * sizeof(uint32_t), selection->offset));
     if (selection->offset[heads] != 0)
         KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
-    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count));
+    KVL_TRY(kvl_alloc(&sum, selection->offset[heads] + 1u, sizeof *sum));
+    const bool has_sums = kvl_cache_plan(p->cache)->layer[p->layer].running.source == KVL_RUN_SUM;
+    if (has_sums) attention_so_far(p, selection, sum);
+    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count, selection->token, has_sums ? sum : NULL));
     kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
     for (uint32_t first = 0; first < most; first += u) {
         const uint32_t n = most - first < u ? most - first : u;
@@ -333,6 +433,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_cache_fill_end(p->cache, p->layer, p->n_token, count));
 done:
     kvl_free(&count);
+    kvl_free(&sum);
     return status;
 }
 
@@ -349,6 +450,8 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
     const struct evidence *e = &p->evidence;
     if (e->n_witness > 0 && e->witness[e->n_witness - 1].measure) KVL_TRY(measure_loss(p, &e->witness[e->n_witness - 1], selection));
+    for (int s = 0; s < KVL_SIDES; s++)
+        if (learner(p, s) != NULL) KVL_TRY(learn_side(p, s, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));
 done:
     if (status != KVL_OK) kvl_selection_free(selection);

@@ -94,6 +94,10 @@ static kvl_status check_codec(const struct kvl_codec *codec, const char *origin)
 {
     if (codec->flags & KVL_CODEC_NEEDS_TABLE && !KVL_CODEC_HAS(codec, calibrate))
         return kvl_fail(KVL_E_FORMAT, "%s: codec %s needs a table and has no calibrate()", origin, codec->head.name);
+    if (KVL_CODEC_HAS(codec, learn) &&
+        (codec->rope_stages != KVL_ROPE_POST || (codec->flags & (KVL_CODEC_NO_ROTATION | KVL_CODEC_NEEDS_TABLE)) != KVL_CODEC_NO_ROTATION))
+        return kvl_fail(KVL_E_FORMAT, "%s: codec %s has learn(): it must be for keys after RoPE alone, with KVL_CODEC_NO_ROTATION and without "
+                                      "KVL_CODEC_NEEDS_TABLE", origin, codec->head.name);
     if (codec->roles != 0 && codec->rope_stages != 0 && codec->shape && codec->bytes && codec->ref_encode && codec->ref_decode &&
         codec->head.device_source != NULL)
         return KVL_OK;

@@ -86,6 +86,11 @@ uint32_t kvl_repetition_bound(const struct kvl_score_needs *needs, uint32_t n_to
     return (uint32_t)request + (needs->repeat_tokens < n_token ? needs->repeat_tokens : n_token);
 }
 
+bool kvl_score_runs(const struct kvl_score *score)
+{
+    return score->head.struct_size >= offsetof(struct kvl_score, running) + sizeof score->running && score->running != NULL;
+}
+
 /* A plug-in returned non-zero: its reason, if it gave one. */
 static kvl_status failed(const struct kvl_plugin_head *plugin)
 {

@@ -27,6 +27,9 @@ struct kvl_selection {
 };
 void kvl_selection_free(struct kvl_selection *selection);
 
+/* Whether a score goes on while tokens are decoded (ABI 1.2). */
+bool kvl_score_runs(const struct kvl_score *score);
+
 /* What the scores of a layer's keep= want together; reads nothing where there is none. */
 void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *out);
 

@@ -59,7 +59,8 @@ static kvl_status fill_codec(const struct kvl_plugin_head *plugin, struct row *o
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_POST, "post");
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_PRE, "pre");
     snprintf(out->cell[MOVABLE], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_MOVABLE ? "yes" : "no");
-    snprintf(out->cell[CALIBRATION], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_NEEDS_TABLE ? "needed" : "no");
+    snprintf(out->cell[CALIBRATION], sizeof *out->cell, "%s",
+             codec->flags & KVL_CODEC_NEEDS_TABLE ? "needed" : KVL_CODEC_HAS(codec, learn) ? "by prompt" : "no");
     return status;
 }
 
@@ -256,6 +257,7 @@ static kvl_status codec_json(const struct kvl_plugin_head *plugin, cJSON *object
     cJSON_AddStringToObject(object, "rope", row.cell[ROPE]);
     cJSON_AddBoolToObject(object, "movable", codec->flags & KVL_CODEC_MOVABLE);
     cJSON_AddBoolToObject(object, "needs_calibration", codec->flags & KVL_CODEC_NEEDS_TABLE);
+    cJSON_AddBoolToObject(object, "learns_from_prompt", KVL_CODEC_HAS(codec, learn));
     return status;
 }
 

@@ -24,6 +24,7 @@
     X(eval_recall) \
     X(eval_needle) \
     X(eval_continuation) \
+    X(eval_stream) \
     X(bench) \
     X(tune) \
     X(xcheck) \

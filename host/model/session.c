@@ -223,16 +223,16 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[ATTENDED] = u * padded(q) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
-    bytes[ROTARY] = (uint64_t)kvl_cache_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
-/* cos and sin of position * frequency, in double: [kvl_cache_positions][rope_dim / 2][2]. */
+/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. */
 static kvl_status write_rotary(struct kvl_session *s)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_cache_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
+    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
     float *table = NULL;
     KVL_TRY(kvl_alloc(&table, (size_t)positions * pairs * 2, sizeof *table));
     for (uint32_t p = 0; p < positions; p++)
@@ -264,13 +264,15 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
     uint64_t bytes[KVL_SESSION_SCRATCH];
-    if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
-        return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
-                        weights->model->name, dims->n_ctx_train);
     if ((uint64_t)dims->n_head * dims->head_dim % 32 != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,
                         dims->n_head, dims->head_dim);
     KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
+    if (plan.n_position > dims->n_ctx_train && !config->allow_long) {
+        status = kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, a cache that bounds them (pos=compact), or --allow-long",
+                          plan.n_position, weights->model->name, dims->n_ctx_train);
+        goto done;
+    }
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
     s->config = *config;
@@ -429,6 +431,13 @@ done:
 
 /* The first tokens of a session whose cache evicts are its prompt. */
 static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_plan(s->cache)->evicts && kvl_session_position(s) == 0; }
+
+/* Most tokens of a step behind the prompt. */
+static uint32_t step_tokens(const struct kvl_session *s)
+{
+    const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    return plan->evicts_decoding ? 1 : kvl_cache_ubatch(&plan->config);
+}
 
 struct piece {
     uint32_t first, n;
@@ -596,8 +605,7 @@ kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uin
 kvl_status kvl_session_forward_at(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_cache_config *cache = &kvl_cache_plan(s->cache)->config;
-    const uint32_t u = kvl_cache_ubatch(cache), most = s->config.max_logits ? s->config.max_logits : 1, last_logit = first_logit + n_logits;
+    const uint32_t u = step_tokens(s), most = s->config.max_logits ? s->config.max_logits : 1, last_logit = first_logit + n_logits;
     if (n_logits > n || n_logits > most || last_logit > n)
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
@@ -616,7 +624,7 @@ done:
 kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
 {
     kvl_status status = KVL_OK;
-    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    const uint32_t u = step_tokens(s);
     const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
     struct passage p = {0};
     float *rows = NULL;

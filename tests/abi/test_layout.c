@@ -65,6 +65,8 @@ static const struct frozen layout[] = {
     AT(kvl_codec_shape, stream_bytes, 32),
     AT(kvl_codec_shape, table_floats, 40),
     AT(kvl_codec_shape, aux_floats, 44),
+    AT(kvl_codec_shape, learn_queries, 48), /* from here on: ABI 1.2 */
+    AT(kvl_codec_shape, reserved, 52),
 
     AT(kvl_codec_bytes, payload, 0),
     AT(kvl_codec_bytes, scale, 8),
@@ -94,6 +96,14 @@ static const struct frozen layout[] = {
     AT(kvl_codec, reserved2, 164),
     AT(kvl_codec, calibrate, 168), /* from here on: ABI 1.1 */
     AT(kvl_codec, known_tables, 176),
+    AT(kvl_codec, learn, 184), /* from here on: ABI 1.2 */
+
+    AT(kvl_prompt_rows, struct_size, 0),
+    AT(kvl_prompt_rows, n_row, 4),
+    AT(kvl_prompt_rows, n_head, 8),
+    AT(kvl_prompt_rows, n_query, 12),
+    AT(kvl_prompt_rows, x, 16),
+    AT(kvl_prompt_rows, q, 24),
 
     AT(kvl_calibration, struct_size, 0),
     AT(kvl_calibration, context, 8),
