@@ -240,6 +240,13 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
     return status;
 }
 
+double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++) sum += score[i].nll;
+    return sum / (double)n;
+}
+
 double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
 {
     return e->forward_ns[role] ? (double)e->n_forward * 1e9 / (double)e->forward_ns[role] : 0.0;

@@ -129,6 +129,7 @@ static kvl_status config_hash(const struct kvl_record *r, char hex[65])
                               : kvl_text_printf(&text, "%s=%lld\n", entry[i].name, (long long)entry[i].number));
     for (size_t i = 0; i < r->config.n_settings; i++)
         KVL_TRY(kvl_text_printf(&text, "%s=%.17g\n", r->config.settings[i].name, r->config.settings[i].value));
+    for (size_t i = 0; i < r->config.n_words; i++) KVL_TRY(kvl_text_printf(&text, "%s=%s\n", r->config.words[i].name, r->config.words[i].text));
     KVL_TRY(kvl_sha256(text.data, text.size, hex));
 done:
     kvl_text_free(&text);
@@ -173,6 +174,7 @@ static kvl_status put_config(struct kvl_record *r, const char *hash)
     KVL_TRY(kvl_runfile_text(r->file, "/config", "kv_given", kvl_spec_given(r->config.spec)));
     if (r->config.base) KVL_TRY(kvl_runfile_text(r->file, "/config", "base_given", kvl_spec_given(r->config.base)));
     KVL_TRY(put_facts(r->file, "/config", r->config.settings, r->config.n_settings));
+    for (size_t i = 0; i < r->config.n_words; i++) KVL_TRY(kvl_runfile_text(r->file, "/config", r->config.words[i].name, r->config.words[i].text));
 done:
     return status;
 }

@@ -14,6 +14,10 @@ struct kvl_fact { /* a named number */
     bool is_count; /* stored as an integer */
 };
 
+struct kvl_word { /* a named text */
+    const char *name, *text;
+};
+
 struct kvl_record_table { /* a table of the command besides /steps and /kernels */
     const char *group;
     const struct kvl_column *columns;
@@ -35,6 +39,8 @@ struct kvl_record_config {
     const char *text_sha256; /* NULL = the run has no text */
     const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
     size_t n_settings;
+    const struct kvl_word *words;    /* and texts: lists, choices */
+    size_t n_words;
     const struct kvl_record_table *table; /* NULL = none */
 };
 
