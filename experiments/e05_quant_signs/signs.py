@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Verdicts on the signs of quantization papers, from the run files of this folder's grids.
 
-    experiments/e05_quant_signs/signs.py             runs/e05_quant_signs -> runs.csv, chunks.csv, signs.csv, signs.md (asks kvlab for all statistics and bytes)
+    experiments/e05_quant_signs/signs.py             runs/e05_quant_signs -> runs.csv, chunks.csv, signs.csv, signs.md, golden.csv (asks kvlab for all statistics and bytes)
     experiments/e05_quant_signs/signs.py --figure    signs.csv, runs.csv -> signs.svg (needs matplotlib)
 
 A sign says that one cache has a lower KLD to f16 than another one. Pairs that lack a run are left out and named on stderr.
@@ -9,6 +9,7 @@ A sign says that one cache has a lower KLD to f16 than another one. Pairs that l
 import argparse
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,14 @@ def gear(bits, outliers):
 def kvquant(bits, outliers=None, table=""):
     form = f"kvquant{bits}" if outliers is None else f"kvquant(bits={bits},outliers={outliers}) rope=pre sink=1"
     return f"{form} table=runs/e05_tables/kvquant{bits}{table}.h5"
+
+
+def kivi_with(options, group=32):
+    return f"kivi(bits=2,{f'group={group},' if group != 32 else ''}residual=0,{options})"
+
+
+def both(codec):
+    return sides(codec, codec)
 
 
 BOTH = {(k, v): sides(kivi(k, 2), kivi(v, 2)) for k in ("channel", "token") for v in ("channel", "token")}
@@ -80,7 +89,24 @@ SIGNS = [
     ("korder=hf < gguf, kivi by token", "32 channels", 2, BOTH["token", "token"] + " korder=hf", BOTH["token", "token"], None, ""),
     ("korder=hf < gguf, q4_0", "32 channels", 4, "q4_0 korder=hf", "q4_0", None, ""),
     ("korder=hf < gguf, q4_0 K alone", "32 channels", 4, keys("q4_0", "korder=hf"), keys("q4_0"), None, ""),
+    *[(f"clip at 0.95 < none, int{bits}", "64 channels", bits, f"int{bits}(clip=0.95)", f"int{bits}", None, "open") for bits in (4, 3, 2)],
+    *[(f"best clip of a group < none, int{bits}", "64 channels", bits, f"int{bits}(clip=0.5,search=8)", f"int{bits}", None, "") for bits in (4, 3, 2)],
+    ("best clip of a group < none, kivi", "32 tokens or channels", 2, both(kivi_with("clip=0.5,search=8")), BOTH["channel", "token"], None, ""),
+    *[(f"scales fp16 < fp8 e4m3, {name}", "32", bits, fp16, fp8, fp8_finer, "")
+      for name, bits, fp16, fp8, fp8_finer in (
+          ("int4", 4, "int4(group=32)", "int4(group=32,scale=e4m3)", None), ("int3", 3, "int3(group=32)", "int3(group=32,scale=e4m3)", None),
+          ("int2", 2, BOTH["token", "token"], "int2(group=32,scale=e4m3)", None),
+          ("kivi", 2, BOTH["channel", "token"], both(kivi_with("scale=e4m3")), both(kivi_with("scale=e4m3", 16))))],
+    *[(f"scales fp8 e4m3, 32 channels < fp16, 64, int{bits}", "channels", bits, f"int{bits}(group=32,scale=e4m3)", f"int{bits}", None, "") for bits in (4, 3, 2)],
+    ("scales fp8 e4m3 < e5m2, int3", "32 channels", 3, "int3(group=32,scale=e4m3)", "int3(group=32,scale=e5m2)", None, ""),
 ]
+
+# Rows of the golden table: its name for a cache, ours
+GOLDEN = {"q8_0 q8_0": "q8_0", "q4_0 q4_0": "q4_0", "f16 q4_0": sides("f16", "q4_0"), "q8_0 q4_0": sides("q8_0", "q4_0"), "q4_0 f16": keys("q4_0"),
+          "q4_0 q4_0 rot=hadamard": "q4_0 rot=hadamard", "q4_0 q4_0 korder=hf": "q4_0 korder=hf", "q5_0 q5_0": "q5_0", "q4_1 q4_1": "q4_1",
+          "int4(group=64) f16": keys("int4"), "f16 int4(group=64)": sides("f16", "int4"), "kivi2 axes K channel V token G32": BOTH["channel", "token"],
+          "2 bits K token V token G32": BOTH["token", "token"], "2 bits K channel V channel G32": BOTH["channel", "channel"],
+          "2 bits K token V channel G32": BOTH["token", "channel"]}
 
 
 def kvlab(args, *words):
@@ -133,6 +159,19 @@ def judge(args, runs):
             equal = compare(args, runs, better, larger) if larger in runs else none
         fits = equal["better"] and equal["bytes_better"] <= EQUAL * equal["bytes_other"]
         rows.append(head | {"as": "equal bytes"} | equal | ({} if fits else none | {"verdict": "no pair"}))
+    return rows
+
+
+def golden_rows(args, runs):
+    """Ours against codecs.md of the golden folder; none where that is not there."""
+    path, rows = args.golden / "codecs.md", []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for spec in (GOLDEN.get(cells[0]), f"{GOLDEN.get(cells[0])} korder=hf" if cells[0].startswith("2 bits K token") else None):
+            if spec in runs:
+                ours, theirs = float(runs[spec]["kld"]), float(cells[2])
+                rows.append({"kv": spec, "golden": theirs, "golden_se_chunk": float(cells[4]), "kld": ours, "ratio": f"{ours / theirs:.4f}",
+                             "windows": runs[spec]["windows"]})
     return rows
 
 
@@ -206,13 +245,17 @@ def main():
     parser.add_argument("--kvlab", default=root / "build/kvlab")
     parser.add_argument("--runs", type=Path, default=root / "runs/e05_quant_signs", help="folder of the run files")
     parser.add_argument("--out", type=Path, default=here, help="folder of what is written, and what the figure is drawn from")
+    parser.add_argument("--golden", type=Path, default=Path(os.environ.get("KVLAB_GOLDEN", root / "../shared/golden")), help="folder of codecs.md")
     parser.add_argument("--figure", action="store_true", help="draw signs.svg from the tables")
     args = parser.parse_args()
     if args.figure:
         return draw(args)
-    rows = judge(args, read_runs(args))
+    runs = read_runs(args)
+    rows, golden = judge(args, runs), golden_rows(args, runs)
     write_csv(args.out / "signs.csv", rows)
     write_table(args.out / "signs.md", rows)
+    if golden:
+        write_csv(args.out / "golden.csv", golden)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Which layers suffer from few bits, and what a mix of widths that follows from it is worth.
 
+    experiments/e06_sensitivity/sensitivity.py tables    runs/e06_tables: probe.so and the tables of heads.yaml (needs a C compiler and h5py)
     experiments/e06_sensitivity/sensitivity.py mix       runs/e06_sensitivity -> sensitivity.csv, mix.yaml
     experiments/e06_sensitivity/sensitivity.py table     runs/e06_mix -> mix.csv, and the table of the verdict on stdout
-    experiments/e06_sensitivity/sensitivity.py figure    sensitivity.csv -> sensitivity.svg (needs numpy and matplotlib)
+    experiments/e06_sensitivity/sensitivity.py heads     runs/e06_heads -> heads.csv
+    experiments/e06_sensitivity/sensitivity.py figure    sensitivity.csv, heads.csv -> sensitivity.svg (needs numpy and matplotlib)
 """
 import argparse
 import csv
@@ -16,7 +18,7 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 root = here.parent.parent
 MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-LAYERS = 30
+LAYERS, HEADS = 30, 3
 CODEC = "kivi(bits={},residual=0)"
 GRID = """# sensitivity.py mix wrote this. All caches of the list reserve the same bytes.
 name: e06_mix
@@ -49,6 +51,33 @@ def read_csv(path):
 def runs_of(args, folder):
     files = [str(path) for path in sorted((root / folder).glob("*.h5"))]
     return list(csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines()))
+
+
+# ---- one head: a plug-in that codes the streams that its table names ----
+
+def tables(args):
+    import h5py
+    folder = root / "runs/e06_tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / "probe.so"
+    subprocess.run(["cc", "-std=c11", "-O2", "-shared", "-fPIC", "-I", "compress", here / "probe.c", "-o", probe, "-lm"], check=True, cwd=root)
+    for bits, head in itertools.product((2, 4), range(HEADS)):
+        path = folder / f"probe{bits}_{head}.h5"
+        path.unlink(missing_ok=True)
+        kvlab(args, "calibrate", "-m", MODEL, "-f", "data/text/wiki.test.raw", "--plugin", str(probe), "--for", f"probe(bits={bits})", "-c", "64", "--chunks", "1",
+              "-o", str(path))
+        with h5py.File(path, "r+") as file:
+            for side in "kv":
+                file[side]["coded"][...] = [[[float(other == head)] for other in range(HEADS)]] * LAYERS
+
+
+def heads(args):
+    rows = []
+    for run in runs_of(args, "runs/e06_heads"):
+        layer, bits, head = re.fullmatch(r"f16 @(\d+)-\d+ kv=probe\(bits=(\d)\) table=runs/e06_tables/probe\d_(\d).h5", run["config_kv_given"]).groups()
+        rows.append({"layer": int(layer), "head": int(head), "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
+                     "windows": run["quality_n_chunks"], "git": run["git"]})
+    write_csv(here / "heads.csv", sorted(rows, key=lambda row: (row["bits"], row["head"], row["layer"])))
 
 
 # ---- the choice ----
@@ -119,8 +148,8 @@ def table(args):
     write_csv(here / "mix.csv", rows)
 
 
-def read_csv_numbers():
-    return [row | {"layer": int(row["layer"]), "bits": int(row["bits"])} for row in read_csv(here / "sensitivity.csv")]
+def read_csv_numbers(name="sensitivity.csv"):
+    return [row | {"layer": int(row["layer"]), "bits": int(row["bits"])} for row in read_csv(here / name)]
 
 
 def figure(args):
@@ -130,28 +159,32 @@ def figure(args):
     import numpy as np
     from matplotlib.colors import LogNorm
     plt.rcParams["svg.hashsalt"] = "e06"
-    names = [(side, bits) for bits in (2, 4) for side in "kv"]
+    sides = {"k": "keys", "v": "values"}
+    found = [(f"{sides[row['side']]}, {row['bits']} bits", row) for row in read_csv_numbers()]
+    if (here / "heads.csv").exists():
+        found += [(f"kv head {row['head']}, {row['bits']} bits", row) for row in read_csv_numbers("heads.csv")]
+    names = list(dict.fromkeys(name for name, _ in found))
     kld = np.full((len(names), LAYERS), np.nan)
-    for row in read_csv_numbers():
-        kld[names.index((row["side"], row["bits"])), row["layer"]] = float(row["kld"])
-    drawing, axes = plt.subplots(figsize=(12, 2.6), layout="constrained")
+    for name, row in found:
+        kld[names.index(name), row["layer"]] = float(row["kld"])
+    drawing, axes = plt.subplots(figsize=(13, 1.2 + 0.36 * len(names)), layout="constrained")
     image = axes.imshow(kld, norm=LogNorm(), cmap="viridis", aspect="auto")
     for (y, x), value in np.ndenumerate(kld):
-        dark = image.norm(value) < 0.6
-        axes.text(x, y, f"{1000 * value:.2g}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    axes.set_yticks(range(len(names)), [f"{'keys' if side == 'k' else 'values'}, {bits} bits" for side, bits in names])
+        if not np.isnan(value):
+            axes.text(x, y, f"{1000 * value:.2g}", ha="center", va="center", fontsize=7, color="white" if image.norm(value) < 0.6 else "black")
+    axes.set_yticks(range(len(names)), names)
     axes.set_xticks(range(LAYERS))
-    axes.set_xlabel("the only layer that is coded (numbers: KLD to f16, thousandths of a nat a token; 2 windows, exploratory)")
-    drawing.colorbar(image, label="KLD, nats")
+    axes.set_xlabel("the only layer that is coded; in the cells KLD to f16 in thousandths of a nat a token (2 windows: exploratory)")
+    drawing.colorbar(image, label="KLD, nats a token")
     drawing.savefig(here / "sensitivity.svg", metadata={"Date": None})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["mix", "table", "figure"])
+    parser.add_argument("what", choices=["tables", "mix", "table", "heads", "figure"])
     parser.add_argument("--kvlab", default=root / "build/kvlab")
     args = parser.parse_args()
-    {"mix": mix, "table": table, "figure": figure}[args.what](args)
+    {"tables": tables, "mix": mix, "table": table, "heads": heads, "figure": figure}[args.what](args)
 
 
 if __name__ == "__main__":
