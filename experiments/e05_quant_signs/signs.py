@@ -158,7 +158,7 @@ def judge(args, runs):
         if equal["bytes_better"] > EQUAL * equal["bytes_other"]:
             equal = compare(args, runs, better, larger) if larger in runs else none
         fits = equal["better"] and equal["bytes_better"] <= EQUAL * equal["bytes_other"]
-        rows.append(head | {"as": "equal bytes"} | equal | ({} if fits else none | {"verdict": "no pair"}))
+        rows.append(head | equal | {"as": "equal bytes"} | ({} if fits else none | {"verdict": "no pair"}))
     return rows
 
 
@@ -232,9 +232,10 @@ def draw(args):
     right.errorbar([p[0] for p in points], [p[1] for p in points], [p[2] for p in points], fmt="o", color="#0072B2", markersize=4, linewidth=1)
     right.step([p[0] for p in best], [p[1] for p in best], where="post", color="#D55E00", linewidth=1)
     for x, y, _, name in points:
-        right.annotate(name.replace(",residual=0", ""), (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)
+        k, _, v = name.replace(",residual=0", "").removeprefix("k=").partition(" v=")
+        right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)
     right.set_yscale("log")
-    right.set_xlabel("MiB resident at 4096 tokens (both sides coded)")
+    right.set_xlabel("MiB resident at 4096 tokens (keys | values)")
     right.set_ylabel("KLD to f16, nats a token (error: windows)")
     right.grid(alpha=0.3)
     figure.savefig(args.out / "signs.svg", metadata={"Date": None})
