@@ -5,6 +5,13 @@
 #include "rng.h"
 #include <string.h>
 
+struct witness {
+    uint32_t kind;         /* KVL_NEED_* */
+    bool measure;
+    struct kvl_witness is; /* q and k: those below */
+    float *q, *k;          /* NULL where nothing asks for them */
+};
+
 /* Evidence of one layer, on the host. */
 struct evidence {
     struct kvl_score_needs needs;
@@ -14,6 +21,9 @@ struct evidence {
     float *k, *v;         /* [H][T][D] */
     float *mean, *covariance, *column_sum, *normal;
     uint32_t n_query;
+    struct witness *witness;
+    struct kvl_witness *wanted; /* those that the scores get */
+    uint32_t n_witness, n_wanted;
 };
 
 struct kvl_prompt {
@@ -40,7 +50,7 @@ static uint32_t stride_of(const struct kvl_prompt *p)
     return (dims_of(p)->n_head + 2 * dims_of(p)->n_kv_head) * dims_of(p)->head_dim;
 }
 
-static kvl_status new_rows(struct kvl_prompt *p)
+static kvl_status new_rows(struct kvl_prompt *p, uint32_t n_row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_plan *plan = kvl_cache_plan(p->cache);
@@ -48,7 +58,7 @@ static kvl_status new_rows(struct kvl_prompt *p)
     struct kvl_cache_dims dims = plan->dims;
     dims.n_layer = 1;
     KVL_TRY(kvl_spec_parse(plan->config.exact ? "f32" : "f16", &p->rows_spec));
-    const struct kvl_cache_config config = {p->rows_spec, p->n_token, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
+    const struct kvl_cache_config config = {p->rows_spec, n_row, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &plan->limits, &rows));
     KVL_TRY(kvl_cache_new(p->device, &rows, &p->rows));
 done:
@@ -56,7 +66,7 @@ done:
     return status;
 }
 
-kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, uint32_t n_token, const struct kvl_prompt_model *model,
+kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, uint32_t n_token, uint32_t n_witness, const struct kvl_prompt_model *model,
                           struct kvl_prompt **out)
 {
     kvl_status status = KVL_OK;
@@ -68,7 +78,7 @@ kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, ui
     p->n_token = n_token;
     p->model = *model;
     const uint32_t heads = dims_of(p)->n_kv_head;
-    KVL_TRY(new_rows(p));
+    KVL_TRY(new_rows(p, n_token + n_witness));
     KVL_TRY(kvl_buffer_new(device, "kept tokens", -1, KVL_MEM_SCRATCH, (heads + 1 + (uint64_t)heads * n_token) * sizeof(uint32_t), false, &p->kept));
     KVL_TRY(kvl_alloc(&p->piece, (size_t)kvl_cache_ubatch(&kvl_cache_plan(cache)->config) * stride_of(p), sizeof *p->piece));
     KVL_TRY(kvl_compose_program(device, kvl_cache_plan(p->rows), kvl_cache_plan(p->rows)->layer, "gather.cl", 1, &program));
@@ -84,6 +94,12 @@ static void free_evidence(struct evidence *e)
 {
     float **all[] = {&e->q_pre, &e->k_pre, &e->q, &e->score_q, &e->k, &e->v, &e->mean, &e->covariance, &e->column_sum, &e->normal};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) kvl_free(all[i]);
+    for (uint32_t i = 0; i < e->n_witness; i++) {
+        kvl_free(&e->witness[i].q);
+        kvl_free(&e->witness[i].k);
+    }
+    kvl_free(&e->witness);
+    kvl_free(&e->wanted);
     *e = (struct evidence){0};
 }
 
@@ -134,6 +150,7 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     kvl_cache_reset(p->rows);
     p->layer = l;
     kvl_keep_needs(spec_of(p, l), &e->needs);
+    if (kvl_cache_plan(p->cache)->layer[l].running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
     if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
     if (e->needs.queries > n) e->needs.queries = (uint32_t)n;
     e->n_query = e->needs.queries;
@@ -164,10 +181,26 @@ static void copy_heads(const struct kvl_prompt *p, uint32_t heads, size_t at, ui
             memcpy(to + ((size_t)h * n_rows + row + t - from) * d, p->piece + t * (size_t)stride_of(p) + at + h * d, d * sizeof *to);
 }
 
+/* Tokens of the witness that was begun last. */
+static kvl_status witness_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, struct kvl_buffer *out)
+{
+    kvl_status status = KVL_OK;
+    const struct witness *w = &p->evidence.witness[p->evidence.n_witness - 1];
+    KVL_TRY(kvl_cache_step(p->rows, 0, n, stage, rotary, p->model.rope_dim, out));
+    if (w->q != NULL) {
+        KVL_TRY(read_piece(p, n, stage));
+        copy_heads(p, dims_of(p)->n_head, 0, 0, n, w->q, w->is.n, kvl_cache_position(p->rows) - p->n_token);
+    }
+    kvl_cache_advance(p->rows, n);
+done:
+    return status;
+}
+
 kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     struct evidence *e = &p->evidence;
+    if (e->n_witness != 0) return witness_step(p, n, stage, rotary, out);
     const uint32_t first = kvl_cache_position(p->rows), q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, d = dims_of(p)->head_dim;
     const uint32_t first_query = p->n_token - e->n_query, from = first_query > first ? first_query - first : 0;
     if (e->q_pre != NULL || e->k_pre != NULL) {
@@ -182,6 +215,67 @@ kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *
     }
     kvl_cache_advance(p->rows, n);
 done:
+    return status;
+}
+
+kvl_status kvl_prompt_witness(struct kvl_prompt *p, uint32_t kind, uint32_t n, uint32_t first, uint32_t end, bool measure)
+{
+    kvl_status status = KVL_OK;
+    struct evidence *e = &p->evidence;
+    KVL_TRY(kvl_realloc(&e->witness, e->n_witness + 1u, sizeof *e->witness));
+    struct witness *w = &e->witness[e->n_witness++];
+    *w = (struct witness){.kind = kind, .measure = measure, .is = {.n = n, .first = first, .end = end}};
+    if (measure || wants(e, kind)) KVL_TRY(kvl_alloc(&w->q, (size_t)dims_of(p)->n_head * n * dims_of(p)->head_dim, sizeof *w->q));
+done:
+    return status;
+}
+
+kvl_status kvl_prompt_witness_end(struct kvl_prompt *p)
+{
+    kvl_status status = KVL_OK;
+    struct evidence *e = &p->evidence;
+    struct witness *w = &e->witness[e->n_witness - 1];
+    if (wants(e, w->kind)) {
+        KVL_TRY(kvl_alloc(&w->k, (size_t)dims_of(p)->n_kv_head * w->is.n * dims_of(p)->head_dim, sizeof *w->k));
+        KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_K, p->n_token, w->is.n, w->k));
+    }
+    w->is.q = w->q;
+    w->is.k = w->k;
+    if (!w->measure) KVL_TRY(kvl_cache_rewind(p->rows, p->n_token));
+done:
+    return status;
+}
+
+/* The witnesses that scores get, one after the other. */
+static kvl_status gather_witnesses(struct evidence *e, struct kvl_score_input *in)
+{
+    const kvl_status status = kvl_alloc(&e->wanted, e->n_witness, sizeof *e->wanted);
+    if (status != KVL_OK) return status;
+    for (uint32_t i = 0; i < e->n_witness; i++)
+        if (wants(e, e->witness[i].kind)) e->wanted[e->n_wanted++] = e->witness[i].is;
+    in->witness = e->wanted;
+    in->n_witness = e->n_wanted;
+    return KVL_OK;
+}
+
+/* What the tokens of a measured witness lose; the rows still end with it. */
+static kvl_status measure_loss(struct kvl_prompt *p, const struct witness *w, struct kvl_selection *selection)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_dims *dims = dims_of(p);
+    const uint32_t n_all = p->n_token + w->is.n;
+    const size_t size = (size_t)dims->n_kv_head * n_all * dims->head_dim;
+    float *k = NULL, *v = NULL;
+    KVL_TRY(kvl_alloc(&k, size, sizeof *k));
+    KVL_TRY(kvl_alloc(&v, size, sizeof *v));
+    KVL_TRY(kvl_alloc(&selection->mass_lost, dims->n_kv_head, sizeof *selection->mass_lost));
+    KVL_TRY(kvl_alloc(&selection->output_error, dims->n_kv_head, sizeof *selection->output_error));
+    KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_K, 0, n_all, k));
+    KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_V, 0, n_all, v));
+    KVL_TRY(kvl_eviction_loss(selection, dims->n_head, dims->head_dim, w->is.n, w->q, k, v, selection->mass_lost, selection->output_error));
+done:
+    kvl_free(&k);
+    kvl_free(&v);
     return status;
 }
 
@@ -226,6 +320,7 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
         .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->needs.queries,
         .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->score_q != NULL ? e->score_q : e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
         .rope_freq = p->model.rope_freq};
+    KVL_TRY(gather_witnesses(e, in));
     if (wants(e, KVL_NEED_COLUMN_SUMS)) {
         KVL_TRY(kvl_alloc(&e->column_sum, dims->n_head * n, sizeof(float)));
         KVL_TRY(kvl_attention_columns(in, e->column_sum));
@@ -299,11 +394,24 @@ static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struc
     return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
 }
 
+/* What each token that stays has got of attention, summed over its kv head's query heads. */
+static void attention_so_far(const struct kvl_prompt *p, const struct kvl_selection *selection, float *sum)
+{
+    const uint32_t heads = dims_of(p)->n_kv_head, group = dims_of(p)->n_head / heads;
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t i = selection->offset[h]; i < selection->offset[h + 1]; i++) {
+            double all = 0.0;
+            for (uint32_t g = 0; g < group; g++) all += p->evidence.column_sum[(size_t)(h * group + g) * p->n_token + selection->token[i]];
+            sum[i] = (float)all;
+        }
+}
+
 static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *selection, struct kvl_buffer *stage, struct kvl_buffer *rotary)
 {
     kvl_status status = KVL_OK;
     const uint32_t heads = dims_of(p)->n_kv_head, u = kvl_cache_ubatch(&kvl_cache_plan(p->cache)->config);
     uint32_t *count = NULL, most = 0;
+    float *sum = NULL;
     KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
     for (uint32_t h = 0; h < heads; h++) {
         count[h] = selection->offset[h + 1] - selection->offset[h];
@@ -312,7 +420,10 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_buffer_write(p->kept, 0, (heads + 1) * sizeof(uint32_t), selection->offset));
     if (selection->offset[heads] != 0)
         KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
-    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count));
+    KVL_TRY(kvl_alloc(&sum, selection->offset[heads] + 1u, sizeof *sum));
+    const bool has_sums = kvl_cache_plan(p->cache)->layer[p->layer].running.source == KVL_RUN_SUM;
+    if (has_sums) attention_so_far(p, selection, sum);
+    KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count, selection->token, has_sums ? sum : NULL));
     kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
     for (uint32_t first = 0; first < most; first += u) {
         const uint32_t n = most - first < u ? most - first : u;
@@ -322,6 +433,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     KVL_TRY(kvl_cache_fill_end(p->cache, p->layer, p->n_token, count));
 done:
     kvl_free(&count);
+    kvl_free(&sum);
     return status;
 }
 
@@ -336,6 +448,8 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     kvl_cache_count_prompt(p->cache, p->layer, &reads);
     KVL_TRY(complete(p, w_o, &in));
     KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
+    const struct evidence *e = &p->evidence;
+    if (e->n_witness > 0 && e->witness[e->n_witness - 1].measure) KVL_TRY(measure_loss(p, &e->witness[e->n_witness - 1], selection));
     for (int s = 0; s < KVL_SIDES; s++)
         if (learner(p, s) != NULL) KVL_TRY(learn_side(p, s, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));

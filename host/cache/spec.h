@@ -14,7 +14,7 @@ enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
 /* Where channel c of a key's record lies in a row of neighbouring pairs. */
 uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c);
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
-enum kvl_when { KVL_WHEN_PREFILL };
+enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
 enum { KVL_MAX_KEEP = 4 };
 
 /* A calibration table: what codecs of one model learned from a text, for each stream. */
@@ -39,7 +39,8 @@ struct kvl_layer_spec {
     struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
     uint32_t n_keep;           /* 0: every token stays */
     struct kvl_instance budget; /* unset without keep */
-    enum kvl_when when;
+    enum kvl_when when;        /* at the end of the prompt; then after every `every` tokens, or when there are more than the budget */
+    uint32_t every;
     enum kvl_positions pos;
     char *table_path;          /* table=FILE; NULL = none */
     struct kvl_table table;    /* empty until kvl_spec_load_tables */

@@ -148,6 +148,8 @@ static void print_legal(const struct kvl_option *o)
         printf("%s", o->choices);
     else if (o->type == KVL_OPTION_SCORE)
         printf("a score with its options");
+    else if (o->type == KVL_OPTION_NUMBERS)
+        printf("numbers from %.10g to %.10g", o->min, o->max);
     else if (o->min < o->max)
         printf("%.10g to %.10g", o->min, o->max);
     else
@@ -157,7 +159,7 @@ static void print_legal(const struct kvl_option *o)
 static void print_fallback(const struct kvl_option *o)
 {
     size_t n;
-    if (o->type == KVL_OPTION_SCORE) {
+    if (o->type == KVL_OPTION_SCORE || o->type == KVL_OPTION_NUMBERS) {
         printf("none");
         return;
     }
@@ -227,7 +229,7 @@ static cJSON *option_json(const struct kvl_option *o)
     if (o->type != KVL_OPTION_CHOICE) {
         cJSON_AddNumberToObject(object, "min", o->min);
         cJSON_AddNumberToObject(object, "max", o->max);
-        cJSON_AddNumberToObject(object, "default", o->fallback);
+        if (o->type != KVL_OPTION_NUMBERS) cJSON_AddNumberToObject(object, "default", o->fallback);
         return object;
     }
     size_t n;

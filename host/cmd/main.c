@@ -21,6 +21,10 @@
     X(generate) \
     X(eval_ppl) \
     X(eval_kld) \
+    X(eval_recall) \
+    X(eval_needle) \
+    X(eval_continuation) \
+    X(eval_stream) \
     X(bench) \
     X(tune) \
     X(xcheck) \

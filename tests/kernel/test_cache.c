@@ -176,6 +176,9 @@ static const struct row {
     {"f16 sink=4 window=40", &dims_smol, 300, 64, KVL_P1_FAKE_QUANT, true},
     {"int8 window=70", &dims_smol, 300, 13, KVL_P1_FAKE_QUANT, true},
     {"int4 sink=3 window=33 tail=8", &dims_tiny, 300, 1, KVL_P4_STREAMING, true},
+    {"f16 sink=4 window=40 pos=compact", &dims_smol, 200, 33, KVL_P2_WRITE_THEN_READ, true, 64},
+    {"int8 korder=hf rot=hadamard sink=3 window=33 tail=8 pos=compact", &dims_one, 200, 1, KVL_P4_STREAMING, true, 96},
+    {"int8 rope=pre rot=hadamard sink=5 window=33 pos=compact", &dims_tiny, 200, 1, KVL_P4_STREAMING, false, 16},
     {"f16 tail=3", &dims_odd, 90, 32, KVL_P1_FAKE_QUANT, true},
     {"int8", &dims_forty, 70, 16, KVL_P1_FAKE_QUANT, true},
     {"f16", &dims_forty, 1100, 1, KVL_P4_STREAMING, false}, /* many query heads a kv head, split */

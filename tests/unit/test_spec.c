@@ -222,7 +222,7 @@ static void reads_evictions(void **state)
                    "write of=SCORE among its options");
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
-                   "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal critical chunk none (did you mean snapkv?)");
+                   "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
     assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
 }
 
