@@ -246,6 +246,7 @@ static kvl_status forward(struct generation *g)
     g->n_steps++;
     KVL_TRY(
         kvl_record_step(g->record, g->session, g->n == g->n_prompt ? "prefill" : "decode", n_new, kvl_now_ns() - begin, &before));
+    if (g->n == g->n_prompt) KVL_TRY(kvl_record_eviction(g->record, g->session));
     struct kvl_counters now;
     kvl_session_counters(g->session, &now);
     if (g->args->no_cache)
@@ -282,6 +283,7 @@ static kvl_status generate(struct generation *g)
         KVL_TRY(take_token(g, id));
     }
     g->rest_ns = kvl_now_ns() - start - g->first_ns;
+    KVL_TRY(kvl_record_running(g->record, g->session));
     KVL_TRY(kvl_record_memory(g->record, g->session));
 done:
     if (!args->json && !args->ids) {

@@ -73,6 +73,10 @@ near "$(get whole.json 'r["nll"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "
 near "$(get kld.json 'r["nll"]')" "$(get p3.json 'r["nll"]')" 1e-6 || fail "eval kld under p3: another nll"
 near "$(get kld.json 'r["nll_base"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "eval kld under p3: another base"
 [[ $(get kld.json 'r["kld_mean"] > 0') == True ]] || fail "half the tokens are gone and nothing has changed"
+for name in kld same_top1; do
+    near "$(get kld.json "(16 * r['${name}_1_16'] + 16 * r['${name}_17_64']) / 32")" "$(get kld.json "r['$name' if '$name' in r else 'kld_mean']")" 1e-6 || fail "bins of $name"
+    get kld.json "all('${name}_17_64' in c for c in r['chunks'])" | grep -q True || fail "bins of $name by window"
+done
 get p3.json 'r["resident_bytes"] < r["peak_bytes"]' | grep -q True || fail "the peak is above what stays"
 
 # --- content of the run file; the golden logits ---
