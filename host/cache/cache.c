@@ -23,7 +23,7 @@ struct kvl_cache {
     uint32_t *lost;                      /* [L][H] tokens evicted */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, prefill_tile;
-    struct kvl_cache_reads reads;
+    struct kvl_cache_reads reads;        /* both summed over the layers */
 };
 
 /* A layer's kernels are built when they are first needed; layers of the same composition share programs. */
@@ -509,7 +509,7 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-        if (l == 0) cache->reads.tokens += reads.tokens;
+        cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
     cache->position += n;
@@ -630,11 +630,15 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
     return write_table(cache, l);
 }
 
-void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
-
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 {
-    if (l == 0) cache->reads.tokens += reads->tokens;
+    *out = cache->reads;
+    out->tokens /= cache->plan.dims.n_layer;
+}
+
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads)
+{
+    cache->reads.tokens += reads->tokens;
     cache->reads.bytes += reads->bytes;
 }
 

@@ -41,12 +41,12 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);
 
 /* Tokens and bytes the attention of the last advance() and all before it (since reset) had to read. */
 struct kvl_cache_reads {
-    uint64_t tokens; /* sum over queries of tokens seen, one layer */
+    uint64_t tokens; /* sum over queries of tokens seen, on average over the layers */
     uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query */
 };
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out);
-/* Counts what one layer of a prompt has read elsewhere: tokens once for all layers. */
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t layer, const struct kvl_cache_reads *reads);
+/* Counts what one layer of a prompt has read elsewhere. */
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads);
 
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);

@@ -8,6 +8,11 @@ const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
 enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
+uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
+{
+    return dims->full_every != 0 && (l + 1) % dims->full_every == 0 ? 0 : dims->window;
+}
+
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
@@ -130,13 +135,24 @@ static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl
     return KVL_OK;
 }
 
+/* Which tokens a query sees: by the spec, or by the model's rule; by both where a layer that slides is not left out of the spec. */
+static kvl_status plan_window(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    const uint32_t own = kvl_own_window(&plan->dims, (uint32_t)(layer - plan->layer)), n_ctx = plan->config.n_ctx;
+    layer->slides = own != 0 && !spec->all_layers;
+    layer->sink = layer->slides ? 0 : spec->sink < n_ctx ? spec->sink : n_ctx;
+    layer->window = layer->slides || (own != 0 && (spec->window == 0 || spec->window > own)) ? own : spec->window;
+    if (own == 0 || layer->slides || !plan->evicts) return KVL_OK;
+    return kvl_fail(KVL_E_UNSUPPORTED, "all_layers: a prompt that is compressed at its end cannot evict from layers that slide by themselves: "
+                                       "leave all_layers out");
+}
+
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
     const struct kvl_cache_config *config = &plan->config;
     const uint32_t u = kvl_cache_ubatch(config), roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
     kvl_status status = KVL_OK;
-    layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
-    layer->window = spec->window;
+    KVL_TRY(plan_window(plan, spec, layer));
     layer->pos = spec->pos;
     layer->rope = spec->rope;
     layer->korder = spec->korder;
@@ -236,6 +252,10 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         layer->exact_offset = plan->exact_bytes;
         plan->exact_bytes += (uint64_t)KVL_SIDES * plan->dims.n_kv_head * (layer->sink + layer->ring) * layer->exact_row_bytes;
         plan->bytes_per_token += layer->token_bytes;
+        layer->rank = plan->n_budgeted;
+        if (layer->slides) continue;
+        plan->n_budgeted++;
+        plan->budgeted_token_bytes += layer->token_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
     const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */
@@ -246,6 +266,13 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes;
 }
 
+/* A layer's rows of so many tokens in full precision, with their page table: prompt.c. */
+static uint64_t rows_bytes(const struct kvl_cache_plan *plan, uint64_t tokens)
+{
+    const uint64_t pages = KVL_SIDES * plan->dims.n_kv_head * (round_up(tokens, PAGE_TOKENS) / PAGE_TOKENS);
+    return pages * (PAGE_TOKENS * plan->dims.head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
+}
+
 /* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
 static kvl_status bound_pages(struct kvl_cache_plan *plan)
 {
@@ -253,17 +280,22 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-        const kvl_status status =
-            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
-        if (status != KVL_OK) return status;
+        if (layer->slides) {
+            layer->kept = layer->window < plan->config.n_ctx ? layer->window : plan->config.n_ctx;
+        } else {
+            const kvl_status status = kvl_layer_target(spec, layer->rank, plan->n_budgeted, plan->config.n_ctx, dims->n_kv_head,
+                                                       plan->budgeted_token_bytes, &layer->kept);
+            if (status != KVL_OK) return status;
+        }
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
             plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
-    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
-    plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
+    const uint64_t window = (uint64_t)dims->window + kvl_cache_ubatch(&plan->config) - 1;
+    if (plan->n_budgeted != 0) plan->prompt_bytes += rows_bytes(plan, plan->config.n_ctx);
+    if (plan->n_budgeted != dims->n_layer) plan->prompt_bytes += rows_bytes(plan, window < plan->config.n_ctx ? window : plan->config.n_ctx);
     return KVL_OK;
 }
 

@@ -15,13 +15,19 @@ struct evidence {
     uint32_t n_query;
 };
 
+/* One layer's keys and values in full precision, and what copies from there to the stage. */
+struct rows {
+    struct kvl_cache *cache;
+    struct kvl_kernel *gather;
+};
+
 struct kvl_prompt {
     struct kvl_device *device;
-    struct kvl_cache *cache, *rows; /* rows: one layer, full precision */
+    struct kvl_cache *cache;
+    struct rows full, slide, at_work; /* of layers that see everything, and that slide by themselves; one of them, borrowed: of the layer at work */
     struct kvl_spec *rows_spec;
     struct kvl_prompt_model model;
     struct kvl_buffer *kept;        /* offsets [H + 1], tokens [H * T] */
-    struct kvl_kernel *gather;
     uint32_t n_token, layer;
     struct evidence evidence;
     float *piece;                   /* [ubatch][q_stride] a stage read back */
@@ -39,19 +45,38 @@ static uint32_t stride_of(const struct kvl_prompt *p)
     return (dims_of(p)->n_head + 2 * dims_of(p)->n_kv_head) * dims_of(p)->head_dim;
 }
 
-static kvl_status new_rows(struct kvl_prompt *p)
+static const struct kvl_layer_plan *layer_of(const struct kvl_prompt *p, uint32_t l) { return &kvl_cache_plan(p->cache)->layer[l]; }
+
+/* Rows of a layer that sees `window` tokens, 0 = all. */
+static kvl_status new_rows(struct kvl_prompt *p, uint32_t window, struct rows *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_plan *plan = kvl_cache_plan(p->cache);
     struct kvl_cache_plan rows = {0};
+    struct kvl_program *program = NULL;
     struct kvl_cache_dims dims = plan->dims;
     dims.n_layer = 1;
-    KVL_TRY(kvl_spec_parse(plan->config.exact ? "f32" : "f16", &p->rows_spec));
+    dims.window = window;
+    dims.full_every = 0;
     const struct kvl_cache_config config = {p->rows_spec, p->n_token, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &plan->limits, &rows));
-    KVL_TRY(kvl_cache_new(p->device, &rows, &p->rows));
+    KVL_TRY(kvl_cache_new(p->device, &rows, &out->cache));
+    KVL_TRY(kvl_compose_program(p->device, kvl_cache_plan(out->cache), kvl_cache_plan(out->cache)->layer, "gather.cl", 1, &program));
+    KVL_TRY(kvl_kernel_get(program, "kvl_gather", &out->gather));
 done:
     kvl_cache_plan_free(&rows);
+    return status;
+}
+
+/* Of the layers that there are. */
+static kvl_status new_all_rows(struct kvl_prompt *p)
+{
+    kvl_status status = kvl_spec_parse(kvl_cache_plan(p->cache)->config.exact ? "f32" : "f16", &p->rows_spec);
+    for (uint32_t l = 0; l < dims_of(p)->n_layer && status == KVL_OK; l++) {
+        const uint32_t own = kvl_own_window(dims_of(p), l);
+        struct rows *rows = own != 0 ? &p->slide : &p->full;
+        if (rows->cache == NULL) status = new_rows(p, own, rows);
+    }
     return status;
 }
 
@@ -60,18 +85,15 @@ kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, ui
 {
     kvl_status status = KVL_OK;
     struct kvl_prompt *p = NULL;
-    struct kvl_program *program = NULL;
     KVL_TRY(kvl_alloc(&p, 1, sizeof *p));
     p->device = device;
     p->cache = cache;
     p->n_token = n_token;
     p->model = *model;
     const uint32_t heads = dims_of(p)->n_kv_head;
-    KVL_TRY(new_rows(p));
+    KVL_TRY(new_all_rows(p));
     KVL_TRY(kvl_buffer_new(device, "kept tokens", -1, KVL_MEM_SCRATCH, (heads + 1 + (uint64_t)heads * n_token) * sizeof(uint32_t), false, &p->kept));
     KVL_TRY(kvl_alloc(&p->piece, (size_t)kvl_cache_ubatch(&kvl_cache_plan(cache)->config) * stride_of(p), sizeof *p->piece));
-    KVL_TRY(kvl_compose_program(device, kvl_cache_plan(p->rows), kvl_cache_plan(p->rows)->layer, "gather.cl", 1, &program));
-    KVL_TRY(kvl_kernel_get(program, "kvl_gather", &p->gather));
     *out = p;
     p = NULL;
 done:
@@ -91,18 +113,25 @@ void kvl_prompt_free(struct kvl_prompt **prompt)
     struct kvl_prompt *p = *prompt;
     if (p == NULL) return;
     free_evidence(&p->evidence);
-    kvl_cache_free(&p->rows);
+    kvl_cache_free(&p->full.cache);
+    kvl_cache_free(&p->slide.cache);
     kvl_spec_free(&p->rows_spec);
     kvl_buffer_free(&p->kept);
     kvl_free(&p->piece);
     kvl_free(prompt);
 }
 
+/* A layer that slides by itself has no scores. */
+static struct kvl_score_needs needs_of(const struct kvl_prompt *p, uint32_t l)
+{
+    struct kvl_score_needs needs = {.struct_size = sizeof needs};
+    if (!layer_of(p, l)->slides) kvl_keep_needs(spec_of(p, l), &needs);
+    return needs;
+}
+
 bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l)
 {
-    struct kvl_score_needs needs;
-    kvl_keep_needs(spec_of(p, l), &needs);
-    return needs.what & KVL_NEED_OUTPUT;
+    return needs_of(p, l).what & KVL_NEED_OUTPUT;
 }
 
 /* ---- evidence ---- */
@@ -115,9 +144,10 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     const size_t d = dims_of(p)->head_dim, q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, n = p->n_token;
     struct evidence *e = &p->evidence;
     free_evidence(e);
-    kvl_cache_reset(p->rows);
     p->layer = l;
-    kvl_keep_needs(spec_of(p, l), &e->needs);
+    p->at_work = kvl_own_window(dims_of(p), l) != 0 ? p->slide : p->full;
+    kvl_cache_reset(p->at_work.cache);
+    e->needs = needs_of(p, l);
     if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
     e->n_query = e->needs.queries < n ? e->needs.queries : (uint32_t)n;
     KVL_TRY(kvl_alloc(&e->q, q_heads * e->n_query * d, sizeof(float)));
@@ -146,19 +176,19 @@ kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *
 {
     kvl_status status = KVL_OK;
     struct evidence *e = &p->evidence;
-    const uint32_t first = kvl_cache_position(p->rows), q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, d = dims_of(p)->head_dim;
+    const uint32_t first = kvl_cache_position(p->at_work.cache), q_heads = dims_of(p)->n_head, kv_heads = dims_of(p)->n_kv_head, d = dims_of(p)->head_dim;
     const uint32_t first_query = p->n_token - e->n_query, from = first_query > first ? first_query - first : 0;
     if (e->q_pre != NULL || e->k_pre != NULL) {
         KVL_TRY(read_piece(p, n, stage));
         if (e->q_pre != NULL) copy_heads(p, q_heads, 0, 0, n, e->q_pre, p->n_token, first);
         if (e->k_pre != NULL) copy_heads(p, kv_heads, (size_t)q_heads * d, 0, n, e->k_pre, p->n_token, first);
     }
-    KVL_TRY(kvl_cache_step(p->rows, 0, n, stage, rotary, p->model.rope_dim, out));
+    KVL_TRY(kvl_cache_step(p->at_work.cache, 0, n, stage, rotary, p->model.rope_dim, out));
     if (from < n) {
         KVL_TRY(read_piece(p, n, stage));
         copy_heads(p, q_heads, 0, from, n, e->q, e->n_query, first + from - first_query);
     }
-    kvl_cache_advance(p->rows, n);
+    kvl_cache_advance(p->at_work.cache, n);
 done:
     return status;
 }
@@ -172,11 +202,11 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
     struct evidence *e = &p->evidence;
     if (wants(e, KVL_NEED_K | KVL_NEED_QUERIES | KVL_NEED_COLUMN_SUMS)) {
         KVL_TRY(kvl_alloc(&e->k, rows, sizeof(float)));
-        KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_K, 0, (uint32_t)n, e->k));
+        KVL_TRY(kvl_cache_read_rows(p->at_work.cache, 0, KVL_SIDE_K, 0, (uint32_t)n, e->k));
     }
     if (wants(e, KVL_NEED_V)) {
         KVL_TRY(kvl_alloc(&e->v, rows, sizeof(float)));
-        KVL_TRY(kvl_cache_read_rows(p->rows, 0, KVL_SIDE_V, 0, (uint32_t)n, e->v));
+        KVL_TRY(kvl_cache_read_rows(p->at_work.cache, 0, KVL_SIDE_V, 0, (uint32_t)n, e->v));
     }
     if (wants(e, KVL_NEED_QUERY_STATS)) {
         KVL_TRY(kvl_alloc(&e->mean, dims->n_head * d, sizeof(float)));
@@ -189,7 +219,7 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
         for (uint64_t i = 0; i < count; i++) e->normal[i] = (float)kvl_rng_normal(p->layer, i);
     }
     *in = (struct kvl_score_input){
-        .struct_size = sizeof *in, .layer = p->layer, .n_layer = dims->n_layer, .n_token = (uint32_t)n, .n_head = dims->n_head,
+        .struct_size = sizeof *in, .layer = layer_of(p, p->layer)->rank, .n_layer = kvl_cache_plan(p->cache)->n_budgeted, .n_token = (uint32_t)n, .n_head = dims->n_head,
         .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->n_query,
         .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
         .rope_freq = p->model.rope_freq};
@@ -213,7 +243,12 @@ static kvl_status gather(struct kvl_prompt *p, uint32_t first, uint32_t n, struc
     const struct kvl_layer_spec *spec = spec_of(p, p->layer);
     const uint32_t turn = spec->rope == KVL_STORE_PRE_ROPE ? GATHER_UNTURNED : spec->pos == KVL_POS_COMPACT ? GATHER_TO_PLACES : GATHER_AS_THEY_ARE;
     const struct kvl_arg own[] = {KVL_BUF(p->kept), KVL_U32(first), KVL_U32(turn), KVL_BUF(rotary), KVL_U32(p->model.rope_dim), KVL_BUF(stage)};
-    return kvl_cache_launch(p->rows, 0, p->gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
+    return kvl_cache_launch(p->at_work.cache, 0, p->at_work.gather, own, sizeof own / sizeof *own, dims_of(p)->n_kv_head, n);
+}
+
+static uint64_t rows_bytes(const struct kvl_prompt *p)
+{
+    return (p->full.cache != NULL ? kvl_cache_resident(p->full.cache) : 0) + (p->slide.cache != NULL ? kvl_cache_resident(p->slide.cache) : 0);
 }
 
 static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *selection, struct kvl_buffer *stage, struct kvl_buffer *rotary)
@@ -230,7 +265,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     if (selection->offset[heads] != 0)
         KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
     KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count));
-    kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
+    kvl_cache_note_peak(p->cache, rows_bytes(p));
     for (uint32_t first = 0; first < most; first += u) {
         const uint32_t n = most - first < u ? most - first : u;
         KVL_TRY(gather(p, first, n, stage, rotary));
@@ -249,10 +284,12 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     struct kvl_score_input in;
     struct kvl_cache_reads reads;
     *selection = (struct kvl_selection){0};
-    kvl_cache_reads(p->rows, &reads);
-    kvl_cache_count_prompt(p->cache, p->layer, &reads);
+    kvl_cache_reads(p->at_work.cache, &reads);
+    kvl_cache_count_prompt(p->cache, &reads);
     KVL_TRY(complete(p, w_o, &in));
-    KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
+    const struct kvl_layer_plan *layer = layer_of(p, p->layer);
+    if (layer->slides) KVL_TRY(kvl_select_newest(&in, layer->window, selection));
+    else KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->budgeted_token_bytes, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));
 done:
     if (status != KVL_OK) kvl_selection_free(selection);

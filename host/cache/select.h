@@ -26,6 +26,9 @@ struct kvl_selection {
 };
 void kvl_selection_free(struct kvl_selection *selection);
 
+/* The newest n of all tokens, of every head; the score's fields of in are not read. */
+kvl_status kvl_select_newest(const struct kvl_score_input *in, uint32_t n, struct kvl_selection *out);
+
 /* What the scores of a layer's keep= want together; reads nothing where there is none. */
 void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *out);
 

@@ -12,6 +12,7 @@ enum kvl_rope_stage { KVL_STORE_POST_ROPE, KVL_STORE_PRE_ROPE };
 enum kvl_rotation { KVL_ROT_NONE, KVL_ROT_HADAMARD, KVL_ROT_RANDOM };
 enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL };
 enum { KVL_MAX_KEEP = 4 };
 
@@ -34,6 +35,7 @@ struct kvl_layer_spec {
     uint32_t sink;             /* first tokens in full precision */
     int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
     uint32_t window;           /* 0 = none */
+    enum kvl_scope all_layers; /* KVL_SCOPE_ALL_LAYERS: sink and window are for layers, too, that slide by themselves */
     struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
     uint32_t n_keep;           /* 0: every token stays */
     struct kvl_instance budget; /* unset without keep */
