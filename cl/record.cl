@@ -80,3 +80,20 @@ void kvl_restore_key(float *x, kvl_turn turn, uint position)
     kvl_order_row(x, turn.rope_dim, true);
     kvl_rope_row(x, turn, position);
 }
+
+#if KVL_SLIDES
+/* A sink of a window that has slid `by` tokens past it, as the query sees it: at the place it has behind the window, not at its position. */
+void kvl_slide_key(float *x, kvl_turn turn, uint position, uint by)
+{
+#if KVL_ROPE_PRE
+    kvl_restore_key(x, turn, position + by);
+#else
+    if (by == 0) return;
+    kvl_unrotate(x, turn);
+    kvl_order_row(x, turn.rope_dim, true);
+    kvl_rope_row(x, turn, by);
+    kvl_order_row(x, turn.rope_dim, false);
+    kvl_rotate(x, turn);
+#endif
+}
+#endif

@@ -11,18 +11,19 @@
 struct layer_kernels {
     struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *finish_kept, *decode_rows; /* unrotate: NULL without a rotation */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
+    struct kvl_kernel *evict, *score_kept;   /* where tokens go while others are decoded; the second where scores are of what is stored */
 };
 
 struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
-    struct kvl_buffer *table, *tables, *exact, *partial, *status;
+    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
     uint32_t *lost;                      /* [L][H] tokens evicted */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
-    uint32_t position, prefill_tile;
+    uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
 };
 
@@ -60,9 +61,23 @@ done:
     return status;
 }
 
+static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct kvl_program *program = NULL;
+    if (k->evict != NULL) return KVL_OK;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
+    if (layer->running.source == KVL_RUN_STORED) KVL_TRY(kvl_kernel_get(program, "kvl_score_kept", &k->score_kept));
+    KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
+done:
+    return status;
+}
+
 static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
 {
-    if (side->shape.table_floats == 0) return KVL_OK;
+    if (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn))) return KVL_OK;
     if (side->table == NULL)
         return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
                                      "then add table=table.h5 to the spec", side->codec->head.name);
@@ -105,6 +120,10 @@ static kvl_status allocate(struct kvl_cache *cache)
     if (plan->n_table_floats != 0) KVL_TRY(write_tables(cache));
     if (plan->exact_bytes != 0)
         KVL_TRY(kvl_buffer_new(device, "exact rows", -1, KVL_MEM_SLACK, plan->exact_bytes, true, &cache->exact));
+    if (plan->index_bytes != 0) {
+        KVL_TRY(kvl_buffer_new(device, "token index", -1, KVL_MEM_INDEX, plan->index_bytes, true, &cache->index));
+        KVL_TRY(kvl_buffer_new(device, "newest scores", -1, KVL_MEM_SCRATCH, plan->raw_bytes, true, &cache->raw));
+    }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
 done:
@@ -143,6 +162,8 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->exact);
     kvl_buffer_free(&c->partial);
     kvl_buffer_free(&c->status);
+    kvl_buffer_free(&c->index);
+    kvl_buffer_free(&c->raw);
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
@@ -181,7 +202,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 15, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -211,7 +232,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const uint32_t view[VIEW_ARGS] = {
         cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
         lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
-        (uint32_t)k->table_offset, (uint32_t)v->table_offset,
+        (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -428,6 +449,12 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(out));
     push(&call, KVL_BUF(cache->partial));
+    if (layer->cells != 0) {
+        push(&call, KVL_BUF(cache->index));
+        push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
+        push(&call, KVL_U32(layer->cells));
+        push(&call, KVL_BUF(cache->raw));
+    }
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
@@ -482,11 +509,54 @@ static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
     return KVL_OK;
 }
 
+/* Tokens that head h loses behind the step of the token at the cache's position. */
+static uint32_t lost_of_step(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t target)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t end = place_of(cache, l, h, cache->position) + 1, sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], end);
+    return min_u32(end > target ? end - target : 0, sealed - layer->sink);
+}
+
+/* The newest token's score and those it changes; then what is too much goes. The heads' own counts follow in advance(). */
+static kvl_status evict(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct kvl_score_running running = {.struct_size = sizeof running};
+    struct call call = {0};
+    uint32_t target;
+    if (layer->cells == 0) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target));
+    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, target, &running) != 0)
+        return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", layer->score->head.name);
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(cache->raw));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(target));
+    push(&call, KVL_U32(running.first));
+    push(&call, KVL_U32(running.newest));
+    push(&call, KVL_U32(running.parameter));
+    push_view(&call, cache, l, 1, 1);
+    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    const struct kvl_work work = {.bytes = (uint64_t)longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
+    KVL_TRY(launch(cache, cache->kernels[l].evict, groups * group, 1, 1, group, work, &call));
+done:
+    return status;
+}
+
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
+    assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
@@ -496,13 +566,23 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
-        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to eviction */
+        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(unrotate(cache, layer, n, rotary, rope_dim, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, stage)); /* 8 what stays exact leaves the stage */
+    KVL_TRY(evict(cache, layer, stage));         /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
+}
+
+/* What the device has done in this step, in numbers that depend on nothing but counts. */
+static void count_lost(struct kvl_cache *cache, uint32_t l)
+{
+    uint32_t target;
+    if (cache->plan.layer[l].cells == 0 || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
+    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_of_step(cache, l, h, target);
 }
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
@@ -512,7 +592,24 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
         cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
+}
+
+/* Whether a window's ring of pages is shorter than the context. */
+static bool forgets(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    bool ring = false;
+    for (int s = 0; s < KVL_SIDES; s++)
+        ring = ring || (uint64_t)layer->side[s].slots * layer->side[s].dims.page_tokens < cache->plan.config.n_ctx - layer->sink;
+    return layer->window != 0 && ring;
+}
+
+void kvl_cache_narrow(struct kvl_cache *cache, uint32_t l, uint32_t window)
+{
+    assert(!forgets(cache, l));
+    cache->plan.layer[l].window = window;
 }
 
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
@@ -521,7 +618,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -554,14 +651,17 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
         for (uint32_t h = 0; h < plan->dims.n_kv_head; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
-            const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
+            const uint32_t pages = min_u32((body + side->dims.page_tokens - 1) / side->dims.page_tokens, side->slots);
             bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
             for (uint32_t i = 0; i < side->slots; i++) {
                 entry[i] = i < pages ? bytes : 0;
                 bytes += i < pages ? side->page_bytes : 0;
             }
         }
-    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) entry[h] = (uint64_t)count[h] << 32;
+    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
+        entry[h] = (uint64_t)count[h] << 32;
+        if (layer->cells != 0) entry[plan->dims.n_kv_head + h] = 0;
+    }
     if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
     kvl_buffer_free(&cache->slab[l]);
     KVL_TRY(kvl_buffer_new(cache->device, "kv pages", (int)l, KVL_MEM_SLACK, bytes, true, &cache->slab[l]));
@@ -574,11 +674,55 @@ static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
     const struct kvl_cache_plan *plan = &cache->plan;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
-    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t), plan->dims.n_kv_head * (slots + 1) * sizeof(uint64_t),
+    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
+                            plan->dims.n_kv_head * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
                             plan->page_address + layer->table_offset);
 }
 
-kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
+/* Positions and ranks of the tokens that stay, and the scores they have. */
+static kvl_status write_index(struct kvl_cache *cache, uint32_t l, const uint32_t *count, const uint32_t *token, const float *sum)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = cache->plan.dims.n_kv_head, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
+    const size_t cells = layer->cells, numbers = (size_t)parts * heads * cells;
+    uint32_t *index = NULL;
+    if (layer->cells == 0) return KVL_OK;
+    KVL_TRY(kvl_alloc(&index, numbers, sizeof *index));
+    for (uint32_t h = 0; h < heads; token += count[h], sum += sum != NULL ? count[h] : 0, h++) {
+        assert(count[h] <= cells);
+        memcpy(index + h * cells, token, count[h] * sizeof *index);
+        if (sum != NULL) memcpy(index + (heads + h) * cells, sum, count[h] * sizeof *sum);
+        for (uint32_t i = 0; parts == 3 && i < cells; i++) index[(2 * heads + h) * cells + i] = i;
+    }
+    KVL_TRY(kvl_buffer_write(cache->index, layer->index_offset * sizeof *index, numbers * sizeof *index, index));
+done:
+    kvl_free(&index);
+    return status;
+}
+
+/* Scores of the next n tokens of each head that stay, from their rows in the stage. */
+static kvl_status score_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct call call = {0};
+    if (layer->running.source != KVL_RUN_STORED) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(layer->running.parameter));
+    push_view(&call, cache, l, n, 1);
+    KVL_TRY(launch(cache, cache->kernels[l].score_kept, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+done:
+    return status;
+}
+
+kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum)
 {
     kvl_status status = KVL_OK;
     assert(cache->plan.evicts && n_token <= cache->plan.config.n_ctx);
@@ -587,8 +731,16 @@ kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_
     KVL_TRY(need_store(cache, l));
     KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
     KVL_TRY(write_table(cache, l));
+    KVL_TRY(write_index(cache, l, count, token, sum));
 done:
     return status;
+}
+
+kvl_status kvl_cache_fill_table(struct kvl_cache *cache, uint32_t l, enum kvl_side s, const float *table)
+{
+    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+    return kvl_buffer_write(cache->tables, side->table_offset * sizeof *table,
+                            (uint64_t)cache->plan.dims.n_kv_head * side->shape.table_floats * sizeof *table, table);
 }
 
 /* Rows of the stage become records. */
@@ -612,6 +764,7 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, none, stage));
     KVL_TRY(keep_exact(cache, l, n, stage));
+    KVL_TRY(score_kept(cache, l, n, stage));
     cache->position += n;
 done:
     return status;
@@ -626,7 +779,7 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
         cache->lost[(size_t)l * heads + h] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
-    cache->position = n_token;
+    cache->position = cache->n_prompt = n_token;
     return write_table(cache, l);
 }
 
@@ -699,7 +852,7 @@ done:
 
 uint64_t kvl_cache_resident(const struct kvl_cache *cache)
 {
-    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.n_table_floats * sizeof(float);
+    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.index_bytes + cache->plan.n_table_floats * sizeof(float);
     for (uint32_t i = 0; i < slab_count(cache); i++) bytes += cache->slab[i] != NULL ? kvl_buffer_bytes(cache->slab[i]) : 0;
     return bytes;
 }
@@ -730,7 +883,7 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
         KVL_TRY(kvl_buffer_split(cache->exact, exact));
         bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
     }
-    bytes[KVL_MEM_INDEX] += plan->table_bytes;
+    bytes[KVL_MEM_INDEX] += plan->table_bytes + plan->index_bytes;
     bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = kvl_cache_resident(cache);
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
@@ -740,6 +893,19 @@ done:
 }
 
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
+
+uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
+
+kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t places = kvl_cache_places(cache, l, h), sealed = min_u32(sealed_of(cache, l, KVL_SIDE_K, h), places);
+    if (layer->cells == 0) return kvl_fail(KVL_E_USAGE, "layer %u evicts nothing while tokens are decoded: its prompt's selection says what it has", l);
+    for (uint32_t i = sealed; i < places; i++) position[i] = cache->position - (places - i); /* the tail: the newest, one after the other */
+    const uint32_t stored = max_u32(sealed, min_u32(places, layer->sink));
+    return stored == 0 ? KVL_OK
+                       : kvl_buffer_read(cache->index, (layer->index_offset + (uint64_t)h * layer->cells) * sizeof *position, stored * sizeof *position, position);
+}
 
 /* ---- for checks ---- */
 
