@@ -24,7 +24,7 @@ struct kvl_cache {
     uint32_t *lost;                      /* [L][H] tokens evicted */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
-    struct kvl_cache_reads reads;
+    struct kvl_cache_reads reads;        /* both summed over the layers */
 };
 
 /* A layer's kernels are built when they are first needed; layers of the same composition share programs. */
@@ -589,11 +589,27 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-        if (l == 0) cache->reads.tokens += reads.tokens;
+        cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
+}
+
+/* Whether a window's ring of pages is shorter than the context. */
+static bool forgets(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    bool ring = false;
+    for (int s = 0; s < KVL_SIDES; s++)
+        ring = ring || (uint64_t)layer->side[s].slots * layer->side[s].dims.page_tokens < cache->plan.config.n_ctx - layer->sink;
+    return layer->window != 0 && ring;
+}
+
+void kvl_cache_narrow(struct kvl_cache *cache, uint32_t l, uint32_t window)
+{
+    assert(!forgets(cache, l));
+    cache->plan.layer[l].window = window;
 }
 
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
@@ -602,7 +618,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -767,11 +783,15 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
     return write_table(cache, l);
 }
 
-void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
-
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 {
-    if (l == 0) cache->reads.tokens += reads->tokens;
+    *out = cache->reads;
+    out->tokens /= cache->plan.dims.n_layer;
+}
+
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads)
+{
+    cache->reads.tokens += reads->tokens;
     cache->reads.bytes += reads->bytes;
 }
 
