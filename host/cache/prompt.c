@@ -36,7 +36,7 @@ static const struct kvl_layer_spec *spec_of(const struct kvl_prompt *p, uint32_t
 
 static uint32_t stride_of(const struct kvl_prompt *p)
 {
-    return (dims_of(p)->n_head + 2 * dims_of(p)->n_kv_head) * dims_of(p)->head_dim;
+    return kvl_stage_row(dims_of(p));
 }
 
 static kvl_status new_rows(struct kvl_prompt *p)
