@@ -125,7 +125,7 @@ static double worst_difference(const struct setup *s)
 
 static const struct kvl_cache_dims dims_smol = {1, 9, 3, 64}, dims_tiny = {1, 6, 2, 16}, dims_one = {1, 1, 1, 128}, dims_wide = {1, 8, 1, 32},
                                    dims_odd = {1, 4, 2, 24}, dims_forty = {1, 40, 1, 40},
-                                   dims_joint = {1, 8, 1, 80, .joint_value_dim = 64, .scale = 0.25f};
+                                   dims_joint = {1, 8, 1, 80, .joint_value_dim = 64, .scale = 0.1f};
 
 static const struct row {
     const char *spec;
