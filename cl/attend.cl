@@ -35,6 +35,13 @@ void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
 
+/* What RoPE turns the key of the i-th token from place `position` on by. */
+#if KVL_RANKED
+#define KVL_TURNED_BY(position, i, rank) (rank)[(position) + (i)]
+#else
+#define KVL_TURNED_BY(position, i, rank) ((position) + (i))
+#endif
+
 #if KVL_RESTORES
 /* The keys [KVL_KEY] of token t of a block of stream h as queries see them; position: the token's. */
 void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t, kvl_turn turn, uint position, float *k)
@@ -44,18 +51,18 @@ void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, 
 }
 #endif
 
-/* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`. */
+/* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`. rank: the head's ranks by place, with KVL_RANKED. */
 #if KVL_VECTORS && KVL_K_HAS_SCORES
-#define kvl_key_scores(block, table, h, t0, q, aux, turn, position, out) kvl_k_scores(block, table, t0, q, aux, out)
+#define kvl_key_scores(block, table, h, t0, q, aux, turn, position, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
 #elif KVL_VECTORS && KVL_RESTORES
 /* 16 keys side by side, channel by channel. */
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t += 16) {
         float k[KVL_KEY], keys[KVL_KEY * 16];
         for (uint i = 0; i < 16; i++) {
-            kvl_read_key(block, table, h, t0 + t + i, turn, position + t + i, k);
+            kvl_read_key(block, table, h, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, rank), k);
             for (uint c = 0; c < KVL_KEY; c++) keys[c * 16 + i] = k[c];
         }
         float16 dot[KVL_NQ];
@@ -67,14 +74,14 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #else
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t++) {
         float dot[KVL_NQ];
         for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
 #if KVL_RESTORES
         float k[KVL_KEY];
-        kvl_read_key(block, table, h, t0 + t, turn, position + t, k);
+        kvl_read_key(block, table, h, t0 + t, turn, KVL_TURNED_BY(position, t, rank), k);
         for (uint c = 0; c < KVL_DQ; c++)
             for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_DQ + c], k[KVL_KEY_AT(r) + c], dot[r]);
 #else
@@ -172,6 +179,26 @@ void kvl_exact_scores(kvl_rows rows, uint h, uint base, uint from, uint to, cons
     }
 }
 
+#if KVL_SLIDES
+/* Scores of sinks [from, to) with pos=compact. by: tokens that the window of each row's query has slid. */
+void kvl_sink_scores(kvl_rows rows, uint base, uint from, uint to, const uint *by, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out, uint item)
+{
+    for (uint t = from + item; t < to; t += KVL_WG) {
+        float k[KVL_DK];
+        rows.first = t;
+        for (uint r = 0; r < KVL_NQ; r++) {
+            float dot = 0.0f;
+            if (r % KVL_G == 0) { /* another query token */
+                kvl_read_row(rows, KVL_DK, k);
+                kvl_slide_key(k, turn, t, by[r]);
+            }
+            for (uint c = 0; c < KVL_DQ; c++) dot = fma(q[r * KVL_DQ + c], k[c], dot);
+            out[r * KVL_B + t - base] = dot;
+        }
+    }
+}
+#endif
+
 void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, kvl_turn turn,
                           KVL_QS float *acc, uint item)
 {
@@ -242,12 +269,24 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
     return keep;
 }
 
-/* One work-group a (query tile, kv head, split). With one split the normalized output goes to out [n][H * G][DA]; with more, each split
+/* Where tokens go while others are decoded: cl/evict.cl. Each query is then a tile, and leaves its scores in raw [H * G][cells]. */
+#if KVL_EVICTS
+#define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw,
+#else
+#define KVL_INDEX_PARAMS
+#endif
+#if KVL_RANKED
+#define KVL_RANKS_OF(h) (index_of_layers + ranks_at + (ulong)(h)*cells)
+#else
+#define KVL_RANKS_OF(h) 0
+#endif
+
+/* One work-group a (query tile, stream, split). With one split the normalized output goes to out [n][H * G][DA]; with more, each split
  * leaves (m, l, sum) in partial [n_splits][n][H * G][DA + 2] for kvl_merge. Blocks are aligned to the stream, not to the tile or ubatch, so a
  * query's result does not depend on which others were computed with it. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_VIEW_PARAMS)
+           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
@@ -300,15 +339,24 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, aux, turn, base + t0, s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, aux, turn, base + t0, KVL_RANKS_OF(h), s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
             uint exact_from[KVL_NQ];
             for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? 0 : k_end[r];
+#if KVL_SLIDES
+            for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? start[r] - sink : exact_from[r];
+            if (is_sink) kvl_sink_scores(k_rows, base, base, limit, exact_from, q, turn, s, item);
+            else
+#endif
             kvl_exact_scores(k_rows, h, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
             KVL_BARRIER;
         }
+#if KVL_EVICTS && KVL_RUN != 1
+        for (uint r = item; r < KVL_NQ; r += KVL_WG)
+            for (uint i = 0; i < limit - base; i++) raw[(ulong)(h * KVL_G + r) * cells + base + i] = s[r * KVL_B + i];
+#endif
         for (uint r = item; r < KVL_NQ; r += KVL_WG) {
             const uint see_from = is_sink ? 0 : start[r], see_to = min(end[r], limit);
             if (see_from > base || see_to < base + KVL_B)

@@ -15,7 +15,8 @@
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
  * With KVL_RAGGED the heads of a layer may have lost different numbers of tokens. The tokens that a head has kept, and those that came later,
  * are its sequence: everything below works on places in that sequence, and a token at position p stands at place p - lost. KVL_HEAD_VIEW
- * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by.
+ * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by. KVL_SLIDES: the same of a window,
+ * where only the sinks' places differ from their positions.
  *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
@@ -29,31 +30,43 @@ typedef struct {
     uint k_slots, v_slots;     /* pages a stream */
     uint n_splits, q_stride;   /* q_stride: floats between tokens of the stage */
     uint k_table, v_table;     /* of the layer's calibration tables [H][KVL_K_TABLE] in the tables, floats */
+    uint spin;                 /* tokens that a head has lost since its tail began: 0 in the call, KVL_HEAD_VIEW sets it */
 } kvl_view;
 
 #define KVL_VIEW_PARAMS                                                                                                \
     uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
-        uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table
+        uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table, uint spin
 #define KVL_VIEW_INIT                                                                                                  \
-    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table}
+    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
 
 /* First token of a head's sequence of `end` that is not encoded. */
 uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
 
 /* Behind the page table of a layer stands, for each head, lost | limit << 32: tokens it has lost, and the length at which its sequence ends
  * (while a prompt of longer and shorter heads is stored). p0, n, k_sealed and v_sealed are changed in place; view is made after it. */
+/* Behind those, where tokens go while others are decoded (KVL_EVICTS), how many have gone in this way: the tail's ring does not move with places. */
+#if KVL_EVICTS
+#define KVL_HEAD_SPIN(h) table[(ulong)KVL_H * (k_slots + v_slots + 1) + (h)]
+#else
+#define KVL_HEAD_SPIN(h) 0
+#endif
 #if KVL_RAGGED
 #define KVL_HEAD_SHIFT(h) table[(ulong)KVL_H * (k_slots + v_slots) + (h)]
 #define KVL_HEAD_VIEW(h)                                                                                               \
     {                                                                                                                  \
         const uint lost = (uint)KVL_HEAD_SHIFT(h), limit = (uint)(KVL_HEAD_SHIFT(h) >> 32), end = min(p0 + n - lost, limit); \
         p0 = min(p0 - lost, limit);                                                                                    \
+        spin = (uint)KVL_HEAD_SPIN(h);                                                                                 \
         n = end - p0;                                                                                                  \
         k_sealed = kvl_sealed_end(end, sink, KVL_K_TAIL, KVL_K_UNIT);                                                  \
         v_sealed = kvl_sealed_end(end, sink, KVL_V_TAIL, KVL_V_UNIT);                                                  \
     }
 #else
 #define KVL_HEAD_VIEW(h)
+#endif
+
+#if KVL_EVICTS
+#define KVL_D KVL_HD /* for a score's body: evict.cl */
 #endif
 
 #define KVL_QKV_Q(h) ((ulong)(h) * KVL_DQ)                             /* stage row: H * G query heads, H keys, H values */
@@ -91,7 +104,7 @@ ulong kvl_exact_at(uint h, bool is_k, kvl_view v)
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
     kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride,
-                     is_k || KVL_JOINT ? KVL_DK : KVL_DV, v.p0, first, v.sink, v.ring, 0};
+                     is_k || KVL_JOINT ? KVL_DK : KVL_DV, v.p0, first, v.sink, v.ring, v.spin, 0};
     return rows;
 }
 

@@ -10,6 +10,8 @@
  * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t
  *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x: whole groups, t0 a multiple
  *                                                                   of the codec's group (a stream's last group may be short under p1)
+ * optional  void  KVL_FN(move)(to, t_to, from, t_from)            token t_from of one block becomes token t_to of another, to the bit
+ *                                                                   (KVL_CODEC_MOVABLE; one token is a group)
  * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_SCORES)
  *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
  *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE
@@ -38,6 +40,7 @@ typedef struct {
     ulong stage_stride;
     uint width;                          /* channels of a row */
     uint stage_token, first, sink, ring; /* ring: tail rows */
+    uint spin;                           /* rows that the ring is ahead of the tokens' places */
     KVL_GLOBAL uint *status;             /* counts of non-finite inputs and of overflow; null when rows are only read */
 } kvl_rows;
 
@@ -47,7 +50,7 @@ void kvl_count_overflow(kvl_rows x, uint count)
 }
 
 /* Row index in `exact` of a token that is not in the stage. */
-uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + token % x.ring; }
+uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + (token + x.spin) % x.ring; }
 
 /* Channel c of row i. */
 float kvl_row_at(kvl_rows x, uint i, uint c)

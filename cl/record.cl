@@ -120,3 +120,20 @@ void kvl_restore_key(float *x, kvl_turn turn, uint h, uint position)
 #endif
     }
 }
+
+#if KVL_SLIDES /* of layers without a projection */
+/* A sink of a window that has slid `by` tokens past it, as the query sees it: at the place it has behind the window, not at its position. */
+void kvl_slide_key(float *x, kvl_turn turn, uint position, uint by)
+{
+#if KVL_ROPE_PRE
+    kvl_restore_key(x, turn, 0, position + by);
+#else
+    if (by == 0) return;
+    kvl_unrotate_key(x, turn);
+    kvl_order_row(x, turn.rope_dim, true);
+    kvl_rope_row(x, turn, by);
+    kvl_order_row(x, turn.rope_dim, false);
+    kvl_rotate_key(x, turn);
+#endif
+}
+#endif

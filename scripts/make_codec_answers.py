@@ -283,6 +283,17 @@ def decode_turboquant(bits, sketch, seed, x):
     return out
 
 
+# ---- ThinK ----
+
+
+def think_table(ratio, q, x):
+    """Slot of each channel, -1 where it is dropped: q [head][query][D], x [token][D]."""
+    score = np.square(q.astype(np.float64)).sum((0, 1)) * np.square(clamp(x).astype(np.float64)).sum(0)
+    dropped = sorted(range(x.shape[1]), key=lambda c: (score[c], -c))[: int(x.shape[1] * ratio)]
+    kept = np.array([c not in dropped for c in range(x.shape[1])])
+    return np.where(kept, np.cumsum(kept) - 1, -1).astype(np.float32)
+
+
 # ---- inputs and headers ----
 
 
@@ -323,8 +334,8 @@ def array(name, values):
     return f"static const float {name}[] = {{\n    " + ",\n    ".join(lines) + "};\n"
 
 
-def header(folder, codecs):
-    """codecs: name -> list of (options, x name, x, decoded or {role: decoded})"""
+def header(folder, codecs, tables=None):
+    """codecs: name -> list of (options, x name, x, decoded or {role: decoded}); tables: name -> one for each answer"""
     guard = f"KVL_{folder.upper()}_ANSWERS_H"
     text = f"/* Known answers, written by scripts/make_codec_answers.py; do not edit. */\n#ifndef {guard}\n#define {guard}\n#include \"kvl_plugin.h\"\n\n"
     written = set()
@@ -341,6 +352,9 @@ def header(folder, codecs):
                 name = f"{codec}_decoded_{i}{role.lower() if role in by_role else ''}"
                 rows.append(f'    {{"{options}", KVL_ROLE_{role}, {x.shape[1]}, {x.shape[0]}, 0, {x_name}, {name}, 0.0f}},\n')
         text += f"static const struct kvl_known_answer {codec}_answers[] = {{\n{''.join(rows)}}};\n\n"
+        names = [f"{codec}_table_{i}" for i in range(len((tables or {}).get(codec, [])))]
+        text += "".join(array(name, table) for name, table in zip(names, (tables or {}).get(codec, [])))
+        text += f"static const float *const {codec}_tables[] = {{{', '.join(names)}}};\n\n" if names else ""
     return text + "#endif\n"
 
 
@@ -373,6 +387,10 @@ def main(root):
     sketched = [("bits=3,sketch=sign", "hard", hard, decode_turboquant(3, True, 1, hard)),
                 ("bits=2,sketch=sign,seed=7", "narrow", narrow, decode_turboquant(2, True, 7, narrow))]  # fmt: skip
     turbo["turboquant"] += [(options, name, x, {"K": decoded}) for options, name, x, decoded in sketched]
+    ratios, q = (0.4, 0.75), np.random.default_rng(5).normal(size=(3, 8, 64)).astype(np.float32)
+    thinned = [think_table(ratio, q, hard[:2]) for ratio in ratios]
+    think = [(f"ratio={ratio},recent=0", "hard", hard, {"K": np.where(table < 0, 0, to_half(clamp(hard)))}) for ratio, table in zip(ratios, thinned)]
+    (root / "compress/codec/think/answers.h").write_text(header("think", {"think": think}, {"think": thinned}))
     (root / "compress/codec/turboquant/answers.h").write_text(header("turboquant", turbo))
     (root / "compress/codec/ggml/answers.h").write_text(header("ggml", ggml))
     (root / "compress/codec/fp8/answers.h").write_text(header("fp8", fp8))

@@ -20,7 +20,8 @@ static inline int random_put(void *context, const char *name, uint32_t n, const 
 }
 
 /* Table of a stream from rows x [n][heads * D]. */
-static inline void random_stream(const struct kvl_layer_spec *entry, int side, uint32_t head_dim, uint64_t n, const float *x, struct random_taker *taker)
+static inline void random_stream(const struct kvl_layer_spec *entry, int side, uint32_t head_dim, uint64_t n, const float *x, uint32_t n_floats,
+                                 struct random_taker *taker)
 {
     const struct kvl_projection *projection = (const struct kvl_projection *)entry->projection[side].plugin;
     const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
@@ -28,6 +29,12 @@ static inline void random_stream(const struct kvl_layer_spec *entry, int side, u
     const struct kvl_projection_dims of_rows = {sizeof of_rows, role, head_dim, 0};
     const struct kvl_codec_dims of_records = {sizeof of_records, role, head_dim, 0};
     const struct kvl_calibration calibration = {sizeof calibration, 0, taker, random_put};
+    if (projection == NULL && KVL_CODEC_HAS(codec, learn)) {
+        const struct kvl_prompt_rows rows = {sizeof rows, (uint32_t)n / 2, 1, (uint32_t)n / 2, x, x + n * head_dim / 2};
+        assert_int_equal(codec->learn(entry->codec[side].priv, &of_records, &rows, taker->values), 0);
+        taker->n = n_floats;
+        return;
+    }
     assert_int_equal(projection != NULL ? projection->calibrate(entry->projection[side].priv, &of_rows, n, x, &calibration)
                                         : codec->calibrate(entry->codec[side].priv, &of_records, n, x, &calibration), 0);
 }
@@ -59,7 +66,7 @@ static inline kvl_status random_table(void *context, const struct kvl_layer_spec
                 continue;
             }
             for (size_t i = 0; i < row_floats; i++) x[i] = (float)(2.0 * kvl_rng_normal(40 + s, i) + (double)(i % 5));
-            random_stream(entry, side, dims->head_dim, ROWS, x, &taker);
+            random_stream(entry, side, dims->head_dim, ROWS, x, n, &taker);
             assert_int_equal(taker.n, n);
         }
         kvl_free(&x);

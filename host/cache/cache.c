@@ -13,19 +13,20 @@ struct layer_kernels {
     struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
     struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
+    struct kvl_kernel *evict, *score_kept;   /* where tokens go while others are decoded; the second where scores are of what is stored */
 };
 
 struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
-    struct kvl_buffer *table, *tables, *exact, *partial, *status;
+    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
     struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
     uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
-    uint32_t position;
+    uint32_t position, n_prompt;
     struct kvl_cache_reads reads;
 };
 
@@ -76,9 +77,23 @@ done:
     return status;
 }
 
+static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct kvl_program *program = NULL;
+    if (k->evict != NULL) return KVL_OK;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
+    if (layer->running.source == KVL_RUN_STORED) KVL_TRY(kvl_kernel_get(program, "kvl_score_kept", &k->score_kept));
+    KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
+done:
+    return status;
+}
+
 static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_stream, float *floats)
 {
-    if (side->projection == NULL && side->shape.table_floats == 0) return KVL_OK;
+    if (side->projection == NULL && (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn)))) return KVL_OK;
     if (side->table == NULL)
         return kvl_fail(KVL_E_USAGE, "%s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
                                      "then add table=table.h5 to the spec",
@@ -147,6 +162,10 @@ static kvl_status allocate(struct kvl_cache *cache)
     if (plan->n_table_floats != 0) KVL_TRY(write_tables(cache));
     if (plan->exact_bytes != 0)
         KVL_TRY(kvl_buffer_new(device, "exact rows", -1, KVL_MEM_SLACK, plan->exact_bytes, true, &cache->exact));
+    if (plan->index_bytes != 0) {
+        KVL_TRY(kvl_buffer_new(device, "token index", -1, KVL_MEM_INDEX, plan->index_bytes, true, &cache->index));
+        KVL_TRY(kvl_buffer_new(device, "newest scores", -1, KVL_MEM_SCRATCH, plan->raw_bytes, true, &cache->raw));
+    }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
     if (plan->record_bytes == 0) goto done;
@@ -189,6 +208,8 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->status);
     kvl_buffer_free(&c->records);
     kvl_buffer_free(&c->sums);
+    kvl_buffer_free(&c->index);
+    kvl_buffer_free(&c->raw);
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
@@ -233,7 +254,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 15, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
+enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -263,7 +284,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
         cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
-        lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset,
+        lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -510,6 +531,12 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_F32(dims->scale != 0.0f ? dims->scale : 1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(cache->partial));
+    if (layer->cells != 0) {
+        push(&call, KVL_BUF(cache->index));
+        push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
+        push(&call, KVL_U32(layer->cells));
+        push(&call, KVL_BUF(cache->raw));
+    }
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
@@ -568,12 +595,55 @@ static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
     return KVL_OK;
 }
 
+/* Tokens that head h loses behind the step of the token at the cache's position. */
+static uint32_t lost_of_step(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t target)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t end = place_of(cache, l, h, cache->position) + 1, sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], end);
+    return min_u32(end > target ? end - target : 0, sealed - layer->sink);
+}
+
+/* The newest token's score and those it changes; then what is too much goes. The heads' own counts follow in advance(). */
+static kvl_status evict(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct kvl_score_running running = {.struct_size = sizeof running};
+    struct call call = {0};
+    uint32_t target;
+    if (layer->cells == 0) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target));
+    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, target, &running) != 0)
+        return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", layer->score->head.name);
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(cache->raw));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(target));
+    push(&call, KVL_U32(running.first));
+    push(&call, KVL_U32(running.newest));
+    push(&call, KVL_U32(running.parameter));
+    push_view(&call, cache, l, 1, 1);
+    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    const struct kvl_work work = {.bytes = (uint64_t)longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
+    KVL_TRY(launch(cache, cache->kernels[l].evict, groups * group, 1, 1, group, work, &call));
+done:
+    return status;
+}
+
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
     struct kvl_buffer *rows;
+    assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
@@ -584,13 +654,23 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
         struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
-        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to eviction */
+        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
+    KVL_TRY(evict(cache, layer, stage));        /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
+}
+
+/* What the device has done in this step, in numbers that depend on nothing but counts. */
+static void count_lost(struct kvl_cache *cache, uint32_t l)
+{
+    uint32_t target;
+    if (cache->plan.layer[l].cells == 0 || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
+    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_of_step(cache, l, h, target);
 }
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
@@ -600,6 +680,7 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
         if (l == 0) cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
 }
 
@@ -642,14 +723,17 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
         for (uint32_t h = 0; h < layer->n_stream; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
-            const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
+            const uint32_t pages = min_u32((body + side->dims.page_tokens - 1) / side->dims.page_tokens, side->slots);
             bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
             for (uint32_t i = 0; i < side->slots; i++) {
                 entry[i] = i < pages ? bytes : 0;
                 bytes += i < pages ? side->page_bytes : 0;
             }
         }
-    for (uint32_t h = 0; h < layer->n_stream; h++) entry[h] = (uint64_t)count[h] << 32;
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
+        entry[h] = (uint64_t)count[h] << 32;
+        if (layer->cells != 0) entry[layer->n_stream + h] = 0;
+    }
     if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
     kvl_buffer_free(&cache->slab[l]);
     KVL_TRY(kvl_buffer_new(cache->device, "kv pages", (int)l, KVL_MEM_SLACK, bytes, true, &cache->slab[l]));
@@ -662,11 +746,55 @@ static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
     const struct kvl_cache_plan *plan = &cache->plan;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
-    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t), layer->n_stream * (slots + 1) * sizeof(uint64_t),
+    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
+                            layer->n_stream * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
                             plan->page_address + layer->table_offset);
 }
 
-kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
+/* Positions and ranks of the tokens that stay, and the scores they have. */
+static kvl_status write_index(struct kvl_cache *cache, uint32_t l, const uint32_t *count, const uint32_t *token, const float *sum)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = cache->plan.dims.n_kv_head, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
+    const size_t cells = layer->cells, numbers = (size_t)parts * heads * cells;
+    uint32_t *index = NULL;
+    if (layer->cells == 0) return KVL_OK;
+    KVL_TRY(kvl_alloc(&index, numbers, sizeof *index));
+    for (uint32_t h = 0; h < heads; token += count[h], sum += sum != NULL ? count[h] : 0, h++) {
+        assert(count[h] <= cells);
+        memcpy(index + h * cells, token, count[h] * sizeof *index);
+        if (sum != NULL) memcpy(index + (heads + h) * cells, sum, count[h] * sizeof *sum);
+        for (uint32_t i = 0; parts == 3 && i < cells; i++) index[(2 * heads + h) * cells + i] = i;
+    }
+    KVL_TRY(kvl_buffer_write(cache->index, layer->index_offset * sizeof *index, numbers * sizeof *index, index));
+done:
+    kvl_free(&index);
+    return status;
+}
+
+/* Scores of the next n tokens of each head that stay, from their rows in the stage. */
+static kvl_status score_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct call call = {0};
+    if (layer->running.source != KVL_RUN_STORED) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(layer->running.parameter));
+    push_view(&call, cache, l, n, 1);
+    KVL_TRY(launch(cache, cache->kernels[l].score_kept, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+done:
+    return status;
+}
+
+kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum)
 {
     kvl_status status = KVL_OK;
     assert(cache->plan.evicts && n_token <= cache->plan.config.n_ctx);
@@ -675,8 +803,16 @@ kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_
     KVL_TRY(need_store(cache, l));
     KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
     KVL_TRY(write_table(cache, l));
+    KVL_TRY(write_index(cache, l, count, token, sum));
 done:
     return status;
+}
+
+kvl_status kvl_cache_fill_table(struct kvl_cache *cache, uint32_t l, enum kvl_side s, const float *table)
+{
+    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+    return kvl_buffer_write(cache->tables, side->table_offset * sizeof *table,
+                            (uint64_t)cache->plan.dims.n_kv_head * side->shape.table_floats * sizeof *table, table);
 }
 
 /* Rows of the stage become records. */
@@ -703,6 +839,7 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, none, rows));
     KVL_TRY(keep_exact(cache, l, n, rows));
+    KVL_TRY(score_kept(cache, l, n, stage));
     cache->position += n;
 done:
     return status;
@@ -717,7 +854,7 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
         cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
-    cache->position = n_token;
+    cache->position = cache->n_prompt = n_token;
     return write_table(cache, l);
 }
 
@@ -785,7 +922,7 @@ done:
 
 uint64_t kvl_cache_resident(const struct kvl_cache *cache)
 {
-    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.n_table_floats * sizeof(float);
+    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.index_bytes + cache->plan.n_table_floats * sizeof(float);
     for (uint32_t i = 0; i < slab_count(cache); i++) bytes += cache->slab[i] != NULL ? kvl_buffer_bytes(cache->slab[i]) : 0;
     return bytes;
 }
@@ -816,7 +953,7 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
         KVL_TRY(kvl_buffer_split(cache->exact, exact));
         bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
     }
-    bytes[KVL_MEM_INDEX] += plan->table_bytes;
+    bytes[KVL_MEM_INDEX] += plan->table_bytes + plan->index_bytes;
     bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = kvl_cache_resident(cache);
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
@@ -826,6 +963,19 @@ done:
 }
 
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
+
+uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
+
+kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t places = kvl_cache_places(cache, l, h), sealed = min_u32(sealed_of(cache, l, KVL_SIDE_K, h), places);
+    if (layer->cells == 0) return kvl_fail(KVL_E_USAGE, "layer %u evicts nothing while tokens are decoded: its prompt's selection says what it has", l);
+    for (uint32_t i = sealed; i < places; i++) position[i] = cache->position - (places - i); /* the tail: the newest, one after the other */
+    const uint32_t stored = max_u32(sealed, min_u32(places, layer->sink));
+    return stored == 0 ? KVL_OK
+                       : kvl_buffer_read(cache->index, (layer->index_offset + (uint64_t)h * layer->cells) * sizeof *position, stored * sizeof *position, position);
+}
 
 /* ---- for checks ---- */
 

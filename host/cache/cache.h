@@ -28,13 +28,24 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n);
 /* ---- a prompt that was compressed, layer by layer: caches whose plan evicts (prompt.h drives this) ---- */
 
 /* Layer l is to hold count[h] <= n_token tokens of head h [H]: it gets pages for them and for what may follow. */
-kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count);
+/* token: their positions, those of head 0 first; sum: what they got of attention so far, of scores that go on with it (else NULL). */
+kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum);
+/* What a codec has learned for the streams of a side, [H][table_floats], before the first of its rows. */
+kvl_status kvl_cache_fill_table(struct kvl_cache *cache, uint32_t l, enum kvl_side side, const float *table);
 /* The next n places of every head, from the stage's rows, whose keys RoPE has turned if they are stored so; heads that are shorter take less. n
  * is at most the ubatch. Enqueues only. */
 kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                                uint32_t rope_dim);
 /* The layer is full: the cache stands behind a prompt of n_token tokens, of which head h has lost n_token - count[h]. */
 kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count);
+
+/* ---- tokens that go while others are decoded (when=every:N, when=full): step() and advance() do it, one token at a time ---- */
+
+/* Blocks: positions of the tokens that head h of layer l has, in the order in which it stores them; room for kvl_cache_places. A layer that evicts
+ * nothing while decoding: KVL_E_USAGE. */
+kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position);
+/* Tokens that head h of layer l has. */
+uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h);
 
 /* Forgets the tokens from `position` on. KVL_SKIP where that cannot be: a window has overwritten older tokens, or exact rows. */
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);

@@ -86,6 +86,8 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
         {"K_AUX", k->shape.aux_floats},
         {"RAGGED", plan->evicts}, {"COMPACT", plan->evicts && layer->pos == KVL_POS_COMPACT},
+        {"EVICTS", layer->cells != 0}, {"RUN", layer->running.source}, {"SHARED", layer->running.is_shared},
+        {"RANKED", layer->cells != 0 && layer->pos == KVL_POS_COMPACT}, {"SLIDES", !plan->evicts && layer->pos == KVL_POS_COMPACT},
         {"K_TAIL", plan->evicts ? k->tail : 0}, {"K_UNIT", plan->evicts ? k->shape.unit : 1},
         {"V_TAIL", plan->evicts ? v->tail : 0}, {"V_UNIT", plan->evicts ? v->shape.unit : 1},
         {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre && !k->record.rebuilt}, /* such keys are restored one by one */
@@ -119,6 +121,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
+        {"score", layer->running.source == KVL_RUN_STORED && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

@@ -151,6 +151,9 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
             return kvl_fail(KVL_E_USAGE, "codec %s does not fit %u channels", side->codec->head.name, channels);
         if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
+    if (side->shape.stream_bytes != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s: stream_bytes is %llu, what belongs to a whole stream must be its table (table_floats)",
+                        side->codec->head.name, (unsigned long long)side->shape.stream_bytes);
     side->alignment = side->shape.alignment > 16 ? side->shape.alignment : 16;
     side->page_bytes = round_up(side->shape.block_bytes, side->alignment);
     return KVL_OK;
@@ -195,6 +198,9 @@ static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct k
         return kvl_fail(KVL_E_USAGE, "%u heads are to share records, and the model has %u kv heads: use a divisor", heads, dims->n_kv_head);
     if (heads > 1 && spec->n_keep != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "keep= chooses tokens for each kv head, and here %u heads share records: use one head", heads);
+    if ((joint || kvl_layer_projects(layer)) && (layer->score != NULL || (spec->pos == KVL_POS_COMPACT && spec->window != 0)))
+        return kvl_fail(KVL_E_UNSUPPORTED, "when=every:N, when=full and window= with pos=compact need keys as the model made them, and here latents are "
+                                           "stored: use when=prefill, or pos=keep");
     layer->n_stream = dims->n_kv_head / heads;
 done:
     return status;
@@ -221,7 +227,7 @@ done:
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
     const struct kvl_cache_config *config = &plan->config;
-    const uint32_t u = kvl_cache_ubatch(config), roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
+    const uint32_t roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
     kvl_status status = KVL_OK;
     layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
     layer->window = spec->window;
@@ -230,6 +236,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     layer->korder = spec->korder;
     layer->rot = spec->rot;
     layer->rot_seed = spec->rot_seed;
+    if (spec->n_keep != 0 && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
     KVL_TRY(check_joint(plan, spec));
     KVL_TRY(plan_records(plan, spec, layer));
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
@@ -242,11 +249,6 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
                             side->shape.tail_min);
         if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
-        uint64_t body = config->n_ctx - layer->sink;
-        if (layer->window != 0 && body > (uint64_t)layer->window + u - 1) body = (uint64_t)layer->window + u - 1;
-        else if (config->protocol != KVL_P1_FAKE_QUANT) body -= side->tail < body ? side->tail : body;
-        if (body == 0) body = 1; /* a stream has at least one page, so that kernels have a slab */
-        side->slots = (uint32_t)((body + side->dims.page_tokens - 1) / side->dims.page_tokens);
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
         if (kept > layer->ring) layer->ring = kept;
         KVL_TRY(check_fake_quant(config, layer, side));
@@ -257,6 +259,57 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
 done:
     return status;
+}
+
+/* Most tokens that a head of a layer has while tokens go as others come: its target, what has come since, and what cannot go. */
+static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *tokens)
+{
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
+    const uint32_t n_ctx = plan->config.n_ctx, least = layer->sink + layer->side[KVL_SIDE_K].tail, step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
+    uint32_t target;
+    const kvl_status status =
+        kvl_layer_target(spec, l, plan->dims.n_layer, n_ctx, plan->dims.n_kv_head, plan->bytes_per_token, &target);
+    const uint64_t most = (uint64_t)(target > least ? target : least) + step;
+    *tokens = most < n_ctx ? (uint32_t)most : n_ctx;
+    return status;
+}
+
+/* Pages a stream, and places where tokens go while others are decoded. */
+static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, struct kvl_layer_plan *layer)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_config *config = &plan->config;
+    uint32_t tokens = config->n_ctx, sliding = layer->window + kvl_cache_ubatch(config) - 1;
+    if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens));
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+        struct kvl_side_plan *side = &layer->side[s];
+        uint32_t body = tokens - layer->sink;
+        if (layer->window != 0 && body > sliding) body = sliding;
+        else if (config->protocol != KVL_P1_FAKE_QUANT) body -= side->tail < body ? side->tail : body;
+        if (body == 0) body = 1; /* a stream has at least one page, so that kernels have a slab */
+        side->slots = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
+        const uint64_t places = round_up(layer->sink + (uint64_t)side->slots * side->dims.page_tokens + side->tail, 16);
+        if (layer->score != NULL && places > layer->cells) layer->cells = (uint32_t)places;
+    }
+    if (layer->score == NULL) goto done;
+    const struct kvl_layer_spec *spec = kvl_spec_layer(config->spec, l);
+    layer->running.struct_size = sizeof layer->running;
+    if (layer->score->running(spec->keep[0].priv, tokens, &layer->running) != 0)
+        status = kvl_fail(KVL_E_USAGE, "score %s does not go on while tokens are decoded", layer->score->head.name);
+done:
+    return status;
+}
+
+kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_token, uint32_t n_prompt, uint32_t *target)
+{
+    const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
+    const struct kvl_amount *amount = spec->budget.priv;
+    const bool is_share = amount->kept >= 0 || amount->removed >= 0;
+    *target = UINT32_MAX;
+    if (spec->when == KVL_WHEN_EVERY && (n_token - n_prompt) % spec->every != 0) return KVL_OK;
+    const uint32_t stream = spec->when == KVL_WHEN_FULL && is_share ? n_prompt : n_token; /* a share of the prompt is a budget that stays */
+    return kvl_layer_target(spec, l, plan->dims.n_layer, stream, plan->dims.n_kv_head, plan->bytes_per_token, target);
 }
 
 /* Appends the pages of one stream's side; a page never crosses a slab. */
@@ -289,6 +342,7 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
         layer->table_offset = plan->n_entries;
         for (int s = 0; s < kvl_sides(&plan->dims); s++) plan->n_entries += (uint64_t)layer->side[s].slots * layer->n_stream;
         if (plan->evicts) plan->n_entries += layer->n_stream;
+        if (layer->cells != 0) plan->n_entries += layer->n_stream;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
     plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
@@ -298,6 +352,21 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
             for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
 done:
     return status;
+}
+
+/* Positions and scores, with pos=compact ranks: cl/evict.cl. */
+static void place_index(struct kvl_cache_plan *plan)
+{
+    uint64_t numbers = 0, cells = 0;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        layer->index_offset = numbers;
+        numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
+        if (layer->cells > cells) cells = layer->cells;
+    }
+    plan->evicts_decoding = cells != 0;
+    plan->index_bytes = numbers * sizeof(uint32_t);
+    plan->raw_bytes = plan->dims.n_head * cells * sizeof(float);
 }
 
 /* The side before (layer l, side s) with the same rotation; itself if there is none. */
@@ -344,7 +413,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
     plan->status_bytes = 16;
-    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->record_bytes + plan->sum_bytes;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->record_bytes + plan->sum_bytes;
 }
 
 static void sum_bytes(struct kvl_cache_plan *plan)
@@ -355,11 +424,22 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         layer->exact_offset = plan->exact_bytes;
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
             plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->ring) * layer->side[s].exact_row_bytes;
-        plan->bytes_per_token += layer->token_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->n_table_floats * sizeof(float);
+    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->n_table_floats * sizeof(float);
     plan_scratch(plan);
+}
+
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
+{
+    uint32_t most = 0;
+    for (uint32_t l = 0; l < n_layer; l++) {
+        struct kvl_score_needs needs;
+        kvl_keep_needs(kvl_spec_layer(spec, l), &needs);
+        const uint32_t bound = kvl_repetition_bound(&needs, n_ctx);
+        most = bound > most ? bound : most;
+    }
+    return n_ctx + most;
 }
 
 /* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
@@ -374,13 +454,24 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
         if (status != KVL_OK) return status;
         for (int s = 0; s < kvl_sides(dims); s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            const uint64_t pages =
+                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
             plan->resident_bytes += layer->n_stream * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
-    const uint64_t pages = (uint64_t)kvl_sides(dims) * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    const uint32_t most = kvl_rope_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
+    const uint64_t pages = (uint64_t)kvl_sides(dims) * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
     plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
+}
+
+/* Of one layer, n_position. */
+static uint32_t positions_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const uint32_t n_ctx = plan->config.n_ctx;
+    if (layer->pos == KVL_POS_COMPACT && layer->cells != 0) return layer->cells < n_ctx ? layer->cells : n_ctx;
+    if (layer->pos != KVL_POS_COMPACT || layer->window == 0) return n_ctx;
+    return n_ctx - layer->sink > layer->window ? layer->sink + layer->window : n_ctx;
 }
 
 static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
@@ -398,17 +489,28 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
-    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec);
+    const char *learner = kvl_spec_learner(config->spec);
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || learner != NULL;
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
-        return kvl_fail(KVL_E_USAGE, "keep= evicts at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+        return kvl_fail(KVL_E_USAGE, "%s %s at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4",
+                        learner != NULL ? learner : "keep=", learner != NULL ? "learns" : "evicts");
     if (out->evicts && kvl_spec_windowed(config->spec))
         return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
                                            "use keep=streaming with a budget, or another protocol");
     KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
+        out->bytes_per_token += out->layer[l].token_bytes;
+    }
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(size_layer(out, l, &out->layer[l]));
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        const uint32_t n = positions_of(out, &out->layer[l]);
+        if (n > out->n_position) out->n_position = n;
+    }
     KVL_TRY(place_all(out));
     place_tables(out);
+    place_index(out);
     sum_bytes(out);
     if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));

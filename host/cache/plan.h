@@ -47,7 +47,8 @@ struct kvl_side_plan {
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
     uint64_t table_offset;           /* of the calibration tables [streams][shape.table_floats] in the tables, floats */
-    const float *table;              /* values of the codec's or the projection's, borrowed from the spec; NULL if they are not loaded or there are none */
+    const float *table;              /* values of the codec's or the projection's, borrowed from the spec; NULL if they are not loaded, there are none,
+                                        or a prompt makes them */
     const struct kvl_instance *projection; /* borrowed from the spec; NULL: records are rows */
     struct kvl_stream_record record;
     uint64_t projection_offset;      /* of its matrices [streams][2][heads * D * rank] in the tables, floats */
@@ -65,8 +66,13 @@ struct kvl_layer_plan {
     enum kvl_rotation rot;
     uint64_t rot_seed;
     uint64_t exact_offset;           /* of this layer in the exact buffer */
-    uint64_t table_offset;           /* of this layer in the page table, entries: K [streams][slots], V the same, shift [streams] if it evicts */
+    uint64_t table_offset;           /* of this layer in the page table, entries: K [streams][slots], V the same, shift [streams] if it evicts, spin
+                                        [streams] if it evicts while decoding */
     enum kvl_positions pos;
+    const struct kvl_score *score;   /* where tokens go while others are decoded: their score and what it said of itself; else NULL and {0} */
+    struct kvl_score_running running;
+    uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
+    uint64_t index_offset;           /* of them in the token index, numbers */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -84,7 +90,10 @@ struct kvl_cache_plan {
     struct kvl_cache_limits limits;
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
-    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there; pages come with the counts */
+    bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
+    uint64_t index_bytes, raw_bytes; /* token index (class index); newest query's scores, shared by the layers (scratch) */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
+                                        it); pages come with the counts */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -94,18 +103,25 @@ struct kvl_cache_plan {
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
     uint64_t bytes_per_token;
+    uint32_t n_position;             /* positions by which RoPE tells a query's keys apart, at most: n_ctx unless pos=compact bounds them */
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
     uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */
 };
 
+/* Positions that RoPE may be asked for: n_ctx, and those of a second pass behind a prompt that scores want (KVL_NEED_REPETITION). */
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
+
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
+ * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);
 
 /* Tokens the cache really takes at once: config.ubatch, less under P1 with a window (where the result does not depend on it). */
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
+
+/* Tokens a layer is to keep of `n_token` seen, the first n_prompt of which were the prompt; UINT32_MAX: none goes at this step. */
+kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_token, uint32_t n_prompt, uint32_t *target);
 
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);

@@ -23,13 +23,6 @@ static void rope_row(float *x, struct kvl_rope rope, uint32_t position)
     }
 }
 
-/* Where channel c of a head in the record's order lies in a row of neighbouring pairs. */
-static uint32_t channel_of(enum kvl_key_order order, uint32_t rope_dim, uint32_t c)
-{
-    if (order == KVL_KORDER_GGUF || c >= rope_dim) return c;
-    return c < rope_dim / 2 ? 2 * c : 2 * (c - rope_dim / 2) + 1;
-}
-
 /* How rows of one side become records, and back. */
 struct form {
     const struct kvl_layer_plan *layer;
@@ -111,7 +104,7 @@ static kvl_status to_record(const struct form *form, uint32_t h, uint32_t positi
         float *head = form->row + i * d;
         if (layer->rope == KVL_STORE_POST_ROPE) rope_row(head + first, form->rope, position);
         memcpy(record, head, d * sizeof *x);
-        for (uint32_t c = first; c < d; c++) head[c] = record[first + channel_of(layer->korder, form->rope.rope_dim, c - first)];
+        for (uint32_t c = first; c < d; c++) head[c] = record[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)];
     }
     if (form->down != NULL) project(form, h, record);
     else memcpy(record, form->row, row_size(form) * sizeof *x);
@@ -131,7 +124,7 @@ static kvl_status from_record(const struct form *form, uint32_t h, uint32_t posi
     for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
         float *head = row + i * d;
         memcpy(form->row, head, d * sizeof *row);
-        for (uint32_t c = first; c < d; c++) head[first + channel_of(layer->korder, form->rope.rope_dim, c - first)] = form->row[c];
+        for (uint32_t c = first; c < d; c++) head[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)] = form->row[c];
         if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(head + first, form->rope, position);
     }
 done:
@@ -245,8 +238,18 @@ static const float *row_of(const struct sources *source, const struct kvl_layer_
     return (t < layer->sink || t >= coded_end ? source->exact : source->coded) + at;
 }
 
+/* q . k. slid: tokens that a window has slid past the key, if its place counts and not its position (pos=compact). */
+static double product(const float *q, const float *k, uint32_t d, struct kvl_rope rope, uint32_t slid, float *room)
+{
+    double dot = 0.0;
+    memcpy(room, k, d * sizeof *k);
+    if (slid != 0) rope_row(room, rope, slid);
+    for (uint32_t c = 0; c < d; c++) dot += (double)q[c] * room[c];
+    return dot;
+}
+
 static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t p, uint32_t end, uint32_t h, const float *q,
-                       const struct sources *k, const struct sources *v, double *weight, float *out)
+                       const struct sources *k, const struct sources *v, struct kvl_rope rope, float *room, double *weight, float *out)
 {
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
     const double scale = plan->dims.scale != 0.0f ? plan->dims.scale : 1.0 / sqrt((double)d);
@@ -255,9 +258,8 @@ static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer
     const uint32_t start = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0;
     double top = -INFINITY, total = 0.0;
     for (uint32_t t = 0; t <= p; t++) {
-        const float *row = row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d);
-        double dot = 0.0;
-        for (uint32_t c = 0; c < d; c++) dot += (double)q[c] * row[c];
+        const uint32_t slid = layer->pos == KVL_POS_COMPACT && t < layer->sink && start > layer->sink ? start - layer->sink : 0;
+        const double dot = product(q, row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d), d, rope, slid, room);
         weight[t] = t >= layer->sink && t < start ? -INFINITY : dot * scale;
         top = fmax(top, weight[t]);
     }
@@ -280,7 +282,7 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
     float *buffer = NULL, *query = NULL;
     double *weight = NULL;
     KVL_TRY(kvl_alloc(&buffer, 4 * size, sizeof *buffer));
-    KVL_TRY(kvl_alloc(&query, d, sizeof *query));
+    KVL_TRY(kvl_alloc(&query, 2 * (size_t)d, sizeof *query));
     KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
     const struct sources keys = {buffer, buffer + 2 * size}, values = joint ? keys : (struct sources){buffer + size, buffer + 3 * size};
     KVL_TRY(read_side(plan, l, KVL_SIDE_K, n_tokens, k, rope, buffer, buffer + 2 * size));
@@ -292,7 +294,7 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
             const size_t row = (size_t)p * plan->dims.n_head + h;
             memcpy(query, q + row * d, d * sizeof *query);
             rope_row(query + plan->dims.joint_value_dim, rope, p);
-            attend_one(plan, layer, p, end, h / g, query, &keys, &values, weight, out + row * kvl_output_dim(&plan->dims));
+            attend_one(plan, layer, p, end, h / g, query, &keys, &values, rope, query + d, weight, out + row * kvl_output_dim(&plan->dims));
         }
     }
 done:

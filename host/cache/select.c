@@ -51,6 +51,8 @@ void kvl_selection_free(struct kvl_selection *selection)
     kvl_free(&selection->offset);
     kvl_free(&selection->token);
     kvl_free(&selection->score);
+    kvl_free(&selection->mass_lost);
+    kvl_free(&selection->output_error);
 }
 
 static const struct kvl_score *score_of(const struct kvl_instance *instance) { return (const struct kvl_score *)instance->plugin; }
@@ -66,12 +68,33 @@ void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *o
         if (one.queries > out->queries) out->queries = one.queries;
         if (one.first_query > out->first_query) out->first_query = one.first_query;
         if (one.normals > out->normals) out->normals = one.normals;
+        if (one.what & KVL_NEED_REPETITION) {
+            out->repeat_tokens = one.repeat_tokens;
+            out->repeat_lead = one.repeat_lead;
+            out->repeat_first = one.repeat_first;
+            out->repeat_later = one.repeat_later;
+            out->repeat_tail = one.repeat_tail;
+        }
     }
+}
+
+uint32_t kvl_repetition_bound(const struct kvl_score_needs *needs, uint32_t n_token)
+{
+    if (!(needs->what & KVL_NEED_REPETITION)) return 0;
+    const size_t first = strlen(needs->repeat_first), later = strlen(needs->repeat_later) + needs->repeat_lead;
+    const size_t request = (first > later ? first : later) + strlen(needs->repeat_tail);
+    return (uint32_t)request + (needs->repeat_tokens < n_token ? needs->repeat_tokens : n_token);
+}
+
+bool kvl_score_runs(const struct kvl_score *score)
+{
+    return score->head.struct_size >= offsetof(struct kvl_score, running) + sizeof score->running && score->running != NULL;
 }
 
 /* A plug-in returned non-zero: its reason, if it gave one. */
 static kvl_status failed(const struct kvl_plugin_head *plugin)
 {
+    if (*kvl_error_text() != '\0') return KVL_E_USAGE;
     return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", plugin->name);
 }
 

@@ -328,6 +328,29 @@ static kvl_status print_budget(const struct key *key, const struct kvl_layer_spe
     return entry->budget.plugin == NULL ? kvl_text_printf(out, "none") : kvl_instance_print(&entry->budget, false, out);
 }
 
+/* prefill, full, or every:N. */
+static kvl_status set_when(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    static const char every[] = "every:";
+    const size_t n = sizeof every - 1;
+    struct value word = *value;
+    int64_t count = 0;
+    entry->every = 0;
+    if (word.name.n <= n || strncmp(word.name.text + word.name.at, every, n) != 0) return set_choice(key, value, entry);
+    kvl_slice_take(&word.name, n);
+    const kvl_status status = parse_count(key, &word, &count);
+    if (status != KVL_OK) return status;
+    if (count == 0) return kvl_fail_at(&word.name, "every:1 evicts after each token", "when=every:0 is never");
+    entry->when = KVL_WHEN_EVERY;
+    entry->every = (uint32_t)count;
+    return KVL_OK;
+}
+
+static kvl_status print_when(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    return entry->when == KVL_WHEN_EVERY ? kvl_text_printf(out, "every:%u", entry->every) : print_choice(key, entry, out);
+}
+
 enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
 #define FIELD(name) offsetof(struct kvl_layer_spec, name)
 _Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
@@ -349,7 +372,7 @@ static const struct key keys[] = {
     {"window", set_count, print_count, 0, FIELD(window)},
     {"keep", set_keep, print_keep},
     {"budget", set_budget, print_budget},
-    {"when", set_choice, print_choice, 0, FIELD(when), "prefill"},
+    {"when", set_when, print_when, 0, FIELD(when), "prefill|every:N|full"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
     {"table", set_table, print_table, .silent = "none"},
 };
@@ -622,6 +645,58 @@ static kvl_status check_rope_stage(const struct kvl_layer_spec *entry)
                     pre ? "before" : "after", pre ? "post" : "pre");
 }
 
+/* Scores that can go on while tokens are decoded: "h2o|tova". */
+static kvl_status running_scores(struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    for (size_t i = 0; i < kvl_registry_count(); i++) {
+        const struct kvl_plugin_head *head = kvl_registry_at(i);
+        if (head->kind == KVL_KIND_SCORE && kvl_score_runs((const struct kvl_score *)head)) KVL_TRY(kvl_text_printf(out, " %s", head->name));
+    }
+done:
+    return status;
+}
+
+static kvl_status fail_not_running(const char *name)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text words = {0};
+    KVL_TRY(running_scores(&words));
+    status = kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s is computed of a whole prompt and does not go on while tokens are decoded: use when=prefill,"
+                                         " or one of%s", name, words.data);
+done:
+    kvl_text_free(&words);
+    return status;
+}
+
+/* What eviction while decoding asks of the rest: a number a token that goes on, the same target for all heads, tokens that can go alone. */
+static kvl_status check_decode_eviction(const struct kvl_layer_spec *entry)
+{
+    const struct kvl_score *score = (const struct kvl_score *)entry->keep[0].plugin;
+    struct kvl_score_running running = {.struct_size = sizeof running};
+    if (entry->n_keep > 1)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: %s changes the scores of a whole prompt, and while tokens are decoded they go one by one: use"
+                                           " keep=%s alone, or when=prefill", entry->keep[1].plugin->name, score->head.name);
+    if (!kvl_score_runs(score)) return fail_not_running(score->head.name);
+    if (score->running(entry->keep[0].priv, 1, &running) != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s does not go on while tokens are decoded with these options (kvlab plugins %s says why): change"
+                                           " them, or use when=prefill", score->head.name, score->head.name);
+    if (((const struct kvl_budget *)entry->budget.plugin)->split != NULL)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: budget %s shares a prompt's tokens out among the heads, and while tokens are decoded each head keeps the"
+                                           " same number: use budget=uniform, or when=prefill", entry->budget.plugin->name);
+    for (int side = 0; side < KVL_SIDES; side++)
+        if (!(((const struct kvl_codec *)entry->codec[side].plugin)->flags & KVL_CODEC_MOVABLE))
+            return kvl_fail(KVL_E_UNSUPPORTED, "--kv: codec %s encodes tokens in groups, from which none can go alone: with when=every:N or full use one"
+                                               " that encodes single tokens (movable in kvlab plugins: f16, int4, q4_0 ...), or when=prefill",
+                            entry->codec[side].plugin->name);
+    if (entry->tail[KVL_SIDE_K] != entry->tail[KVL_SIDE_V] && (entry->tail[KVL_SIDE_K] > 0 || entry->tail[KVL_SIDE_V] > 0))
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: ktail and vtail differ: while tokens are decoded key and value of one go together, so use tail=");
+    if (entry->pos == KVL_POS_COMPACT && entry->rope == KVL_STORE_POST_ROPE)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: pos=compact with when=every:N or full turns stored keys anew after each eviction: add rope=pre (or write"
+                                           " sink=S window=W pos=compact for sinks and the newest tokens, or when=prefill)");
+    return KVL_OK;
+}
+
 /* A score and a budget belong together, and a window already says what goes. */
 static kvl_status check_eviction(const struct kvl_layer_spec *entry)
 {
@@ -629,13 +704,16 @@ static kvl_status check_eviction(const struct kvl_layer_spec *entry)
     uint32_t target;
     double fraction;
     if (entry->n_keep == 0 && budget == NULL)
-        return entry->pos == KVL_POS_KEEP ? KVL_OK : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+        return entry->pos == KVL_POS_KEEP || entry->window != 0
+                   ? KVL_OK
+                   : kvl_fail(KVL_E_USAGE, "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
     if (entry->n_keep == 0) return kvl_fail(KVL_E_USAGE, "--kv: budget=%s without a score: add keep=, or leave it out", budget->name);
     if (budget == NULL) return kvl_fail(KVL_E_USAGE, "--kv: keep=%s without a budget: add budget=uniform(kept=0.5) or another", score->name);
     if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and keep= both say which tokens stay: use one of them");
     if (entry->rope == KVL_STORE_PRE_ROPE && entry->pos == KVL_POS_KEEP)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: rope=pre turns kept keys by their places: add pos=compact, or use rope=post");
-    return kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
+    const kvl_status status = kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
+    return status == KVL_OK && entry->when != KVL_WHEN_PREFILL ? check_decode_eviction(entry) : status;
 }
 
 /* A rotation mixes channels, and some codecs treat each by what it holds. */
@@ -654,7 +732,7 @@ static kvl_status check_projections(const struct kvl_layer_spec *entry)
 {
     for (int side = 0; side < KVL_SIDES; side++) {
         const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
-        if (kvl_spec_projects(entry) && codec->flags & KVL_CODEC_NEEDS_TABLE)
+        if (kvl_spec_projects(entry) && (codec->flags & KVL_CODEC_NEEDS_TABLE || KVL_CODEC_HAS(codec, learn)))
             return kvl_fail(KVL_E_UNSUPPORTED, "--kv: codec %s learns from rows as they are stored, which cannot be done behind or beside a projection yet: "
                                                "use a codec without a table", codec->head.name);
     }
@@ -719,6 +797,10 @@ kvl_status kvl_spec_parse(const char *text, struct kvl_spec **out)
     p.n_scopes = 1;
     KVL_TRY(collect_all(&p, kvl_slice_of("--kv", spec->given)));
     KVL_TRY(make_entries(&p, spec));
+    if (spec->base.when != KVL_WHEN_PREFILL && !kvl_spec_evicts(spec)) {
+        status = kvl_fail(KVL_E_USAGE, "--kv: when= says when tokens go, and nothing says which: add keep= and budget=");
+        goto done;
+    }
     *out = spec;
     spec = NULL;
 done:
@@ -889,4 +971,26 @@ bool kvl_spec_evicts(const struct kvl_spec *spec)
     bool evicts = spec->base.n_keep != 0;
     for (size_t i = 0; i < spec->n_overrides; i++) evicts = evicts || spec->override[i].entry.n_keep != 0;
     return evicts;
+}
+
+static const char *learner(const struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
+        if (KVL_CODEC_HAS(codec, learn) && entry->table.values[side] == NULL) return codec->head.name;
+    }
+    return NULL;
+}
+
+const char *kvl_spec_learner(const struct kvl_spec *spec)
+{
+    const char *name = learner(&spec->base);
+    for (size_t i = 0; i < spec->n_overrides && name == NULL; i++) name = learner(&spec->override[i].entry);
+    return name;
+}
+
+uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c)
+{
+    if (order == KVL_KORDER_GGUF || c >= rope_dim) return c;
+    return c < rope_dim / 2 ? 2 * c : 2 * (c - rope_dim / 2) + 1;
 }

@@ -24,6 +24,8 @@ const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
      .help = "p3: tokens that are prefilled, then compressed", .fallback = "1024", .min = 1, .max = 1 << 24},
     {.name = "score", .type = KVL_OPT_INT, .offset = AT(score), .metavar = "M",
      .help = "p3: tokens that follow and are scored; a window has N + M", .fallback = "256", .min = 2, .max = 1 << 24},
+    {.name = "loss", .type = KVL_OPT_FLAG, .offset = AT(loss),
+     .help = "p3: what each eviction costs the scored tokens in attention mass and in the attention's output, into the run file (slow)"},
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
      .help = "tokens appended at once (p4: always 1)", .fallback = "512", .min = 1, .max = 1 << 20},
     KVL_OPTION_EXACT(struct eval_args),
@@ -55,6 +57,7 @@ static kvl_status run_recorded(const struct eval_args *args, const struct eval_k
         .ubatch = c->ubatch,
         .n_ctx = c->n_ctx,
         .exact = c->exact,
+        .measures_loss = c->measure_loss,
         .text_sha256 = eval->text->sha256,
         .settings = settings,
         .n_settings = sizeof settings / sizeof *settings,
@@ -88,6 +91,7 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
         .first_chunk = (uint64_t)args->first_chunk,
         .chunks = (uint64_t)args->chunks,
         .protocol = compresses ? KVL_P3_PREFILL_EXACT : (enum kvl_protocol)args->protocol,
+        .measure_loss = args->loss,
         .exact = args->exact,
         .allow_long = args->allow_long,
     };
@@ -108,14 +112,18 @@ void eval_print_windows(const struct kvl_record *record, const struct kvl_eval *
 {
     kvl_record_print(record);
     printf("windows   %llu of %u tokens from number %llu on, %u scored in each: %llu tokens\n",
-           (unsigned long long)result->n_chunks, eval->config.n_ctx, (unsigned long long)eval->config.first_chunk, eval->n_scored,
+           (unsigned long long)result->n_chunks, eval->config.n_ctx, (unsigned long long)eval->config.first_chunk, eval->layout.n_scored,
            (unsigned long long)result->n_tokens);
 }
 
 void eval_print_bins(const struct kvl_eval_ppl *r)
 {
-    for (int i = 0; i < KVL_EVAL_BINS; i++)
-        if (!isnan(r->bin[i])) printf("nll       %.6f of tokens %u to %u after the compression\n", r->bin[i], kvl_eval_bins[i].from, kvl_eval_bins[i].to);
+    for (int i = 0; i < KVL_EVAL_BINS; i++) {
+        if (isnan(r->bin.nll[i])) continue;
+        printf("nll       %.6f", r->bin.nll[i]);
+        if (!isnan(r->bin.kld[i])) printf(", kld %.6f, same top1 %.3f %%,", r->bin.kld[i], 100.0 * r->bin.same_top1[i]);
+        printf(" of tokens %u to %u after the compression\n", kvl_eval_bins[i].from, kvl_eval_bins[i].to);
+    }
 }
 
 /* Errors over windows are the ones to trust: tokens of a window are not independent. Few windows cannot give one. */
@@ -135,12 +143,9 @@ static kvl_status add_chunk(cJSON *array, const struct kvl_eval_chunk *chunk, bo
     };
     cJSON *object = cJSON_CreateObject();
     if (!object || !cJSON_AddItemToArray(array, object)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
-    kvl_status status = kvl_json_facts(object, facts, with_base ? 6 : 3);
-    for (int i = 0; i < KVL_EVAL_BINS && status == KVL_OK; i++) {
-        const struct kvl_fact bin = {kvl_eval_bins[i].name, chunk->bin[i]};
-        if (!isnan(chunk->bin[i])) status = kvl_json_facts(object, &bin, 1);
-    }
-    return status;
+    struct kvl_fact bins[KVL_EVAL_BIN_FACTS];
+    const kvl_status status = kvl_json_facts(object, facts, with_base ? 6 : 3);
+    return status == KVL_OK ? kvl_json_facts(object, bins, kvl_eval_bin_facts(&chunk->bin, bins)) : status;
 }
 
 kvl_status eval_print_json(const struct kvl_record *record, const struct kvl_fact *facts, size_t n_facts,

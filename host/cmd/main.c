@@ -21,6 +21,7 @@
     X(generate) \
     X(eval_ppl) \
     X(eval_kld) \
+    X(eval_stream) \
     X(bench) \
     X(tune) \
     X(xcheck) \

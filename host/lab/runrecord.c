@@ -19,7 +19,8 @@ struct kvl_record {
     struct kvl_cache_bytes bytes;
     struct kvl_profile profile;
     uint64_t start_ns;
-    int steps, table, kernels; /* table numbers */
+    int steps, table, kernels, evictions, positions; /* table numbers */
+    uint64_t n_evictions, n_kept;               /* evictions, and kept positions in their table */
 };
 
 /* ---- tables ---- */
@@ -48,6 +49,21 @@ static const struct kvl_column kernel_columns[] = {
     {"gflops", "ns-1", "operations / ns_sum", KVL_COL_F64},
     {"peak_share", "1", "share of the measured peak that limits it: read bandwidth or multiply-add rate", KVL_COL_F64},
 };
+/* Where tokens are evicted: a row an eviction, layer and head; and their positions, one head behind the other. */
+static const struct kvl_column eviction_columns[] = {
+    {"eviction", "1", "number of the eviction, from 0", KVL_COL_U64},
+    {"position", "1", "tokens seen when it happened", KVL_COL_U64},
+    {"layer", "1", "layer", KVL_COL_U64},
+    {"head", "1", "kv head", KVL_COL_U64},
+    {"source", "1", "what the score read: exact = keys and values in full precision", KVL_COL_TEXT, 8},
+    {"target", "1", "the layer's budget: tokens a head on average", KVL_COL_U64},
+    {"kept", "1", "tokens that the head keeps", KVL_COL_U64},
+    {"first", "1", "row of evictions/positions where its positions begin", KVL_COL_U64},
+    {"mass_lost", "1", "mean share of the following tokens' attention that would have gone to evicted tokens", KVL_COL_F64},
+    {"output_error", "1", "relative change of the attention's output for the following tokens", KVL_COL_F64},
+};
+enum { LOSS_COLUMNS = 2 };
+static const struct kvl_column position_columns[] = {{"position", "1", "position of a kept token", KVL_COL_U64}};
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 /* ---- before the first step ---- */
@@ -241,6 +257,11 @@ static kvl_status create_file(struct kvl_record *r)
     KVL_TRY(kvl_runfile_table(r->file, "/steps", step_columns, COUNT(step_columns), &r->steps));
     const struct kvl_record_table *table = r->config.table;
     if (table) KVL_TRY(kvl_runfile_table(r->file, table->group, table->columns, table->n_columns, &r->table));
+    if (kvl_spec_evicts(r->config.spec)) {
+        const size_t n = COUNT(eviction_columns) - (r->config.measures_loss ? 0 : LOSS_COLUMNS);
+        KVL_TRY(kvl_runfile_table(r->file, "/evictions", eviction_columns, n, &r->evictions));
+        KVL_TRY(kvl_runfile_table(r->file, "/evictions/positions", position_columns, COUNT(position_columns), &r->positions));
+    }
     if (r->config.profile) KVL_TRY(kvl_runfile_table(r->file, "/kernels", kernel_columns, COUNT(kernel_columns), &r->kernels));
     KVL_TRY(kvl_runfile_start(r->file));
 done:
@@ -320,6 +341,41 @@ kvl_status kvl_record_step(struct kvl_record *r, struct kvl_session *session, co
         {.u64 = now.launches - from->launches},
     };
     KVL_TRY(kvl_runfile_row(r->file, r->steps, cells));
+done:
+    return status;
+}
+
+static kvl_status put_eviction_head(struct kvl_record *r, const struct kvl_selection *kept, uint64_t layer, uint32_t h)
+{
+    kvl_status status = KVL_OK;
+    const union kvl_cell cells[COUNT(eviction_columns)] = {
+        {.u64 = r->n_evictions},
+        {.u64 = kept->n_token},
+        {.u64 = layer},
+        {.u64 = h},
+        {.text = "exact"},
+        {.u64 = kept->target},
+        {.u64 = kept->offset[h + 1] - kept->offset[h]},
+        {.u64 = r->n_kept},
+        {.f64 = kept->mass_lost ? kept->mass_lost[h] : NAN},
+        {.f64 = kept->output_error ? kept->output_error[h] : NAN},
+    };
+    KVL_TRY(kvl_runfile_row(r->file, r->evictions, cells));
+    for (uint32_t i = kept->offset[h]; i < kept->offset[h + 1]; i++, r->n_kept++)
+        KVL_TRY(kvl_runfile_row(r->file, r->positions, &(union kvl_cell){.u64 = kept->token[i]}));
+done:
+    return status;
+}
+
+kvl_status kvl_record_eviction(struct kvl_record *r, struct kvl_session *session)
+{
+    kvl_status status = KVL_OK;
+    if (!r->file || !kvl_spec_evicts(r->config.spec)) return KVL_OK;
+    for (uint32_t l = 0; l < r->config.model->dims.n_layer; l++) {
+        const struct kvl_selection *kept = kvl_session_kept(session, l);
+        for (uint32_t h = 0; kept != NULL && h < kept->n_kv_head; h++) KVL_TRY(put_eviction_head(r, kept, l, h));
+    }
+    r->n_evictions++;
 done:
     return status;
 }

@@ -31,6 +31,7 @@ struct kvl_record_config {
     enum kvl_protocol protocol;
     uint32_t ubatch, n_ctx;
     bool exact;
+    bool measures_loss;  /* evictions come with their losses */
     const char *text_sha256; /* NULL = the run has no text */
     const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
     size_t n_settings;
@@ -45,6 +46,8 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
  * or reset). */
 kvl_status kvl_record_step(struct kvl_record *record, struct kvl_session *session, const char *phase, uint64_t n_tokens,
                            uint64_t duration_ns, const struct kvl_counters *before);
+/* Rows of /evictions and /evictions/positions: what the session's last prompt left of each layer and head. Nothing if the spec evicts nothing. */
+kvl_status kvl_record_eviction(struct kvl_record *record, struct kvl_session *session);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */

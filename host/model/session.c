@@ -6,6 +6,7 @@
 #include "mem.h"
 #include "prompt.h"
 #include "rng.h"
+#include "witness.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -195,6 +196,8 @@ struct kvl_session {
     struct kvl_cache *cache;
     struct kvl_buffer *scratch[N_SCRATCH];
     struct kvl_selection *kept;  /* [L] what the last eviction left */
+    const int32_t *following;    /* [n_following] what comes behind the next prompt, borrowed */
+    uint32_t n_following;
     struct kvl_counters counters;
     uint64_t launches_before;
 };
@@ -220,25 +223,25 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[ATTENDED] = u * padded(q) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
-    bytes[ROTARY] = (uint64_t)config->n_ctx * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
-/* cos and sin of position * frequency, in double: [n_ctx][rope_dim / 2][2]. */
+/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. */
 static kvl_status write_rotary(struct kvl_session *s)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint32_t pairs = dims->rope_dim / 2;
+    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
     float *table = NULL;
-    KVL_TRY(kvl_alloc(&table, (size_t)s->config.n_ctx * pairs * 2, sizeof *table));
-    for (uint32_t p = 0; p < s->config.n_ctx; p++)
+    KVL_TRY(kvl_alloc(&table, (size_t)positions * pairs * 2, sizeof *table));
+    for (uint32_t p = 0; p < positions; p++)
         for (uint32_t i = 0; i < pairs; i++) {
             const double angle = (double)p * s->weights->model->rope_freq[i];
             table[((size_t)p * pairs + i) * 2] = (float)cos(angle);
             table[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
         }
-    KVL_TRY(kvl_buffer_write(s->scratch[ROTARY], 0, (uint64_t)s->config.n_ctx * pairs * 2 * sizeof *table, table));
+    KVL_TRY(kvl_buffer_write(s->scratch[ROTARY], 0, (uint64_t)positions * pairs * 2 * sizeof *table, table));
 done:
     kvl_free(&table);
     return status;
@@ -261,13 +264,15 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     const struct kvl_caps *caps = kvl_device_caps(weights->device);
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
     uint64_t bytes[KVL_SESSION_SCRATCH];
-    if (config->n_ctx > dims->n_ctx_train && !config->allow_long)
-        return kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, or --allow-long", config->n_ctx,
-                        weights->model->name, dims->n_ctx_train);
     if ((uint64_t)dims->n_head * dims->head_dim % 32 != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,
                         dims->n_head, dims->head_dim);
     KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
+    if (plan.n_position > dims->n_ctx_train && !config->allow_long) {
+        status = kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, a cache that bounds them (pos=compact), or --allow-long",
+                          plan.n_position, weights->model->name, dims->n_ctx_train);
+        goto done;
+    }
     KVL_TRY(kvl_alloc(&s, 1, sizeof *s));
     s->weights = weights;
     s->config = *config;
@@ -407,14 +412,15 @@ done:
     return status;
 }
 
-static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits, uint32_t first_row)
+/* n tokens; logits of n_logits of them from the first_logit-th on, into rows from first_row on. */
+static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits, uint32_t first_row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
     KVL_TRY(embed(s, tokens, n, hidden));
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n, hidden, NULL));
-    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, n - n_logits, dims->n_embd), n_logits, first_row));
+    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, first_logit, dims->n_embd), n_logits, first_row));
     kvl_cache_advance(s->cache, n);
     count_forward(s, n, n_logits);
 done:
@@ -425,6 +431,13 @@ done:
 
 /* The first tokens of a session whose cache evicts are its prompt. */
 static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_plan(s->cache)->evicts && kvl_session_position(s) == 0; }
+
+/* Most tokens of a step behind the prompt. */
+static uint32_t step_tokens(const struct kvl_session *s)
+{
+    const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    return plan->evicts_decoding ? 1 : kvl_cache_ubatch(&plan->config);
+}
 
 struct piece {
     uint32_t first, n;
@@ -458,76 +471,151 @@ done:
     return status;
 }
 
-/* Layer l of all n tokens, then what the layer keeps. prompt_hidden NULL: the stage's rows as they are stand for keys and values. */
-static kvl_status prompt_layer(struct kvl_session *s, struct kvl_prompt *prompt, uint32_t l, uint32_t n, struct kvl_buffer *prompt_hidden)
+/* Tokens that go through a layer together: the prompt's, or a witness's. Rows of all of them lie one behind the other. */
+struct run {
+    const int32_t *token;
+    uint32_t n;
+    uint64_t row; /* of its first hidden state */
+};
+
+/* A prompt on its way, and who looks back at it. */
+struct passage {
+    struct kvl_prompt *prompt;
+    struct kvl_witness_list witnesses;
+    struct kvl_buffer *hidden; /* [n + tokens of the witnesses][E]; NULL: the stage's rows as they are stand for keys and values */
+    struct run run;            /* the prompt */
+};
+
+static void passage_free(struct passage *p)
+{
+    kvl_prompt_free(&p->prompt);
+    kvl_witness_list_free(&p->witnesses);
+    kvl_buffer_free(&p->hidden);
+}
+
+static kvl_status passage_new(struct kvl_session *s, const int32_t *tokens, uint32_t n, struct passage *out)
 {
     kvl_status status = KVL_OK;
+    const struct kvl_model *model = s->weights->model;
+    const struct kvl_prompt_model for_scores = {model->dims.n_embd, model->dims.rope_dim, model->rope_freq};
+    *out = (struct passage){.run = {tokens, n, 0}};
+    KVL_TRY(kvl_witness_list_make(s->config.spec, model->dims.n_layer, model->tokenizer, tokens, n, s->following, s->n_following, s->config.measure_loss,
+                                  &out->witnesses));
+    KVL_TRY(kvl_prompt_new(s->weights->device, s->cache, n, out->witnesses.longest, &for_scores, &out->prompt));
+    if (tokens != NULL)
+        KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH,
+                               (n + out->witnesses.tokens) * model->dims.n_embd * sizeof(float), false, &out->hidden));
+done:
+    s->n_following = 0;
+    if (status != KVL_OK) passage_free(out);
+    return status;
+}
+
+static struct kvl_rows hidden_rows(const struct kvl_session *s, const struct passage *p, uint64_t row)
+{
     const uint64_t width = s->weights->model->dims.n_embd;
+    return (struct kvl_rows){p->hidden, row * width, width};
+}
+
+static struct run witness_run(const struct passage *p, uint32_t i)
+{
+    const struct kvl_witness_tokens *w = &p->witnesses.item[i];
+    uint64_t row = p->run.n;
+    for (uint32_t before = 0; before < i; before++) row += p->witnesses.item[before].n;
+    return (struct run){w->token, w->n, row};
+}
+
+static kvl_status embed_run(struct kvl_session *s, const struct passage *p, const struct run *run)
+{
+    for (uint32_t i = 0; i < pieces_of(s, run->n); i++) {
+        const struct piece piece = piece_of(s, run->n, i);
+        const kvl_status status = embed(s, run->token + piece.first, piece.n, hidden_rows(s, p, run->row + piece.first));
+        if (status != KVL_OK) return status;
+    }
+    return KVL_OK;
+}
+
+static kvl_status layer_of_run(struct kvl_session *s, const struct passage *p, uint32_t l, const struct run *run)
+{
+    for (uint32_t i = 0; i < pieces_of(s, run->n); i++) {
+        const struct piece piece = piece_of(s, run->n, i);
+        const kvl_status status = p->hidden != NULL
+                                      ? forward_layer(s, l, piece.n, hidden_rows(s, p, run->row + piece.first), p->prompt)
+                                      : kvl_prompt_step(p->prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL);
+        if (status != KVL_OK) return status;
+    }
+    return KVL_OK;
+}
+
+/* Layer l of the prompt and of its witnesses, then what the layer keeps. */
+static kvl_status prompt_layer(struct kvl_session *s, struct passage *p, uint32_t l)
+{
+    kvl_status status = KVL_OK;
     float *w_o = NULL;
-    KVL_TRY(read_output_matrix(s, prompt, l, &w_o));
-    KVL_TRY(kvl_prompt_layer(prompt, l));
-    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
-        const struct piece piece = piece_of(s, n, i);
-        if (prompt_hidden != NULL)
-            KVL_TRY(forward_layer(s, l, piece.n, (struct kvl_rows){prompt_hidden, piece.first * width, width}, prompt));
-        else
-            KVL_TRY(kvl_prompt_step(prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL));
+    KVL_TRY(read_output_matrix(s, p->prompt, l, &w_o));
+    KVL_TRY(kvl_prompt_layer(p->prompt, l));
+    KVL_TRY(layer_of_run(s, p, l, &p->run));
+    for (uint32_t i = 0; i < p->witnesses.n; i++) {
+        const struct kvl_witness_tokens *w = &p->witnesses.item[i];
+        const struct run run = witness_run(p, i);
+        KVL_TRY(kvl_prompt_witness(p->prompt, w->kind, w->n, w->first, w->end, w->measure));
+        KVL_TRY(layer_of_run(s, p, l, &run));
+        KVL_TRY(kvl_prompt_witness_end(p->prompt));
     }
     kvl_selection_free(&s->kept[l]);
-    KVL_TRY(kvl_prompt_compress(prompt, w_o, s->scratch[STAGE], s->scratch[ROTARY], &s->kept[l]));
+    KVL_TRY(kvl_prompt_compress(p->prompt, w_o, s->scratch[STAGE], s->scratch[ROTARY], &s->kept[l]));
 done:
     kvl_free(&w_o);
     return status;
 }
 
-static kvl_status prompt_new(struct kvl_session *s, uint32_t n, struct kvl_prompt **out)
-{
-    const struct kvl_dims *dims = &s->weights->model->dims;
-    const struct kvl_prompt_model model = {dims->n_embd, dims->rope_dim, s->weights->model->rope_freq};
-    return kvl_prompt_new(s->weights->device, s->cache, n, &model, out);
-}
-
 /* All layers, one after the other, each for the whole prompt: hidden states of all tokens are scratch. */
-static kvl_status forward_prompt(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
+static kvl_status forward_prompt(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint64_t width = dims->n_embd;
-    struct kvl_buffer *hidden = NULL;
-    struct kvl_prompt *prompt = NULL;
-    KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH, n * width * sizeof(float), false, &hidden));
-    KVL_TRY(prompt_new(s, n, &prompt));
-    for (uint32_t i = 0; i < pieces_of(s, n); i++) {
-        const struct piece piece = piece_of(s, n, i);
-        KVL_TRY(embed(s, tokens + piece.first, piece.n, (struct kvl_rows){hidden, piece.first * width, width}));
+    struct passage p = {0};
+    KVL_TRY(passage_new(s, tokens, n, &p));
+    KVL_TRY(embed_run(s, &p, &p.run));
+    for (uint32_t i = 0; i < p.witnesses.n; i++) {
+        const struct run run = witness_run(&p, i);
+        KVL_TRY(embed_run(s, &p, &run));
     }
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(prompt_layer(s, prompt, l, n, hidden));
-    for (uint32_t i = 0; i < n_logits; i += piece_of(s, n_logits, 0).n) {
-        const uint32_t u = piece_of(s, n_logits, 0).n, count = n_logits - i < u ? n_logits - i : u;
-        KVL_TRY(project_logits(s, (struct kvl_rows){hidden, (n - n_logits + i) * width, width}, count, i));
+    for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) KVL_TRY(prompt_layer(s, &p, l));
+    for (uint32_t i = 0; i < pieces_of(s, n_logits); i++) {
+        const struct piece piece = piece_of(s, n_logits, i);
+        KVL_TRY(project_logits(s, hidden_rows(s, &p, first_logit + piece.first), piece.n, piece.first));
     }
-    count_forward(s, n, n_logits);
+    count_forward(s, n + (uint32_t)p.witnesses.tokens, n_logits);
 done:
-    kvl_prompt_free(&prompt);
-    kvl_buffer_free(&hidden);
+    passage_free(&p);
     return status;
+}
+
+void kvl_session_following(struct kvl_session *s, const int32_t *tokens, uint32_t n)
+{
+    s->following = tokens;
+    s->n_following = n;
 }
 
 kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t n_logits)
 {
+    return kvl_session_forward_at(s, tokens, n, n - n_logits, n_logits);
+}
+
+kvl_status kvl_session_forward_at(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits)
+{
     kvl_status status = KVL_OK;
-    const struct kvl_cache_config *cache = &kvl_cache_plan(s->cache)->config;
-    const uint32_t u = kvl_cache_ubatch(cache), most = s->config.max_logits ? s->config.max_logits : 1;
-    if (n_logits > n || n_logits > most)
+    const uint32_t u = step_tokens(s), most = s->config.max_logits ? s->config.max_logits : 1, last_logit = first_logit + n_logits;
+    if (n_logits > n || n_logits > most || last_logit > n)
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the session has room for %u positions", n, kvl_session_position(s), s->config.n_ctx);
-    if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, n_logits);
-    for (uint32_t done_tokens = 0; done_tokens < n;) {
-        const uint32_t piece = n - done_tokens < u ? n - done_tokens : u, end = done_tokens + piece, first_logit = n - n_logits;
-        const uint32_t count = end > first_logit ? (end - first_logit < piece ? end - first_logit : piece) : 0;
-        KVL_TRY(forward_piece(s, tokens + done_tokens, piece, count, count ? end - count - first_logit : 0));
-        done_tokens = end;
+    if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, first_logit, n_logits);
+    for (uint32_t begin = 0; begin < n;) {
+        const uint32_t end = n - begin < u ? n : begin + u, from = first_logit > begin ? first_logit : begin, to = last_logit < end ? last_logit : end;
+        KVL_TRY(to > from ? forward_piece(s, tokens + begin, end - begin, from - begin, to - from, from - first_logit)
+                          : forward_piece(s, tokens + begin, end - begin, 0, 0, 0));
+        begin = end;
     }
 done:
     return status;
@@ -536,18 +624,18 @@ done:
 kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
 {
     kvl_status status = KVL_OK;
-    const uint32_t u = kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config);
+    const uint32_t u = step_tokens(s);
     const uint64_t stage_bytes = kvl_buffer_bytes(s->scratch[STAGE]);
-    struct kvl_prompt *prompt = NULL;
+    struct passage p = {0};
     float *rows = NULL;
     KVL_TRY(kvl_alloc(&rows, stage_bytes / sizeof *rows, sizeof *rows));
     for (uint64_t i = 0; i < stage_bytes / sizeof *rows; i++) rows[i] = (float)kvl_rng_normal(seed, i);
     KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows));
     if (begins_with_prompt(s) && n > 0) {
-        KVL_TRY(prompt_new(s, n, &prompt));
+        KVL_TRY(passage_new(s, NULL, n, &p));
         for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++) {
             KVL_TRY(kvl_buffer_write(s->scratch[STAGE], 0, stage_bytes, rows)); /* the stage is overwritten when a layer is compressed */
-            KVL_TRY(prompt_layer(s, prompt, l, n, NULL));
+            KVL_TRY(prompt_layer(s, &p, l));
         }
         goto done;
     }
@@ -563,7 +651,7 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
         done_tokens += piece;
     }
 done:
-    kvl_prompt_free(&prompt);
+    passage_free(&p);
     kvl_free(&rows);
     return status;
 }

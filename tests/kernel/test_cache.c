@@ -179,6 +179,9 @@ static const struct row {
     {"f16 sink=4 window=40", &dims_smol, 300, 64, KVL_P1_FAKE_QUANT, true},
     {"int8 window=70", &dims_smol, 300, 13, KVL_P1_FAKE_QUANT, true},
     {"int4 sink=3 window=33 tail=8", &dims_tiny, 300, 1, KVL_P4_STREAMING, true},
+    {"f16 sink=4 window=40 pos=compact", &dims_smol, 200, 33, KVL_P2_WRITE_THEN_READ, true, 64},
+    {"int8 korder=hf rot=hadamard sink=3 window=33 tail=8 pos=compact", &dims_one, 200, 1, KVL_P4_STREAMING, true, 96},
+    {"int8 rope=pre rot=hadamard sink=5 window=33 pos=compact", &dims_tiny, 200, 1, KVL_P4_STREAMING, false, 16},
     {"f16 tail=3", &dims_odd, 90, 32, KVL_P1_FAKE_QUANT, true},
     {"int8", &dims_forty, 70, 16, KVL_P1_FAKE_QUANT, true},
     {"f16", &dims_forty, 1100, 1, KVL_P4_STREAMING, false}, /* many query heads a kv head, split */
@@ -201,6 +204,9 @@ static const struct row {
     {"k=kvquant(bits=2) v=kvquant(bits=4,outliers=0) table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
     {"k=kvquant(bits=4,outliers=5) v=int4 rot=hadamard table=random", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true, 64},
     {"k=f16 v=kvquant(outliers=10) tail=7 table=random", &dims_odd, 90, 64, KVL_P1_FAKE_QUANT, false, 24},
+    {"k=think(recent=0) v=f32 table=random", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"k=think(ratio=0.7) v=int4 sink=4 table=random", &dims_odd, 90, 33, KVL_P2_WRITE_THEN_READ, false, 24},
+    {"k=think(recent=8,unit=24) v=f16 korder=hf table=random", &dims_tiny, 150, 1, KVL_P4_STREAMING, true, 16},
     /* the reference makes rows again whatever the device does, so both forms are compared with the same */
     {"latent(rank=32,of=f32) table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
     {"latent(rank=32,of=f32,read=rebuilt) table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
@@ -302,7 +308,7 @@ static void codes_equal_reference(void **state)
                                         "int2(sym)", "q8_0", "q5_1", "q5_0",           "q4_1",      "q4_0",      "iq4_nl",   "fp8_e4m3",          "fp8_e5m2", "kivi(residual=0)", "k=kivi(residual=0,bits=3) v=kivi(residual=0,channel,bits=4)",
                                         "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)",
                                         "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random",
-                                        "gear", "gear(bits=3,block=32,outliers=3,rank=1)",
+                                        "gear", "gear(bits=3,block=32,outliers=3,rank=1)", "k=think(recent=0) v=f16 table=random",
                                         "latent(rank=48,of=int4) rot=hadamard table=random", "latent(rank=32,heads=3,of=int8) rope=pre table=random"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         if (!kvl_row_is_wanted(specs[i])) continue;

@@ -180,6 +180,17 @@ static void refuses_bad_options(void **state)
     assert_refused("f16(group=2)", "--kv: unknown f16 option 'group' at character 5 of \"f16(group=2)\": there are none");
 }
 
+/* Codecs that do not go with everything. */
+static void refuses_mixes(void **state)
+{
+    assert_refused("think", "--kv: codec think does not store values at character 1 of \"think\": choose another codec for this side");
+    assert_refused("v=think", "--kv: codec think does not store values at character 3 of \"v=think\": choose another codec for this side");
+    assert_refused("k=think rot=hadamard", "--kv: codec think tells channels apart, which a rotation mixes: use rot=none");
+    assert_refused("k=think rope=pre", "--kv: codec think does not store keys before RoPE: use rope=post");
+    assert_refused("k=think(ratio=1)", "--kv: ratio=1 is out of range at character 15 of \"k=think(ratio=1)\": legal is a number from 0 to 0.99");
+    assert_refused("k=think(window=0)", "--kv: window=0 is out of range at character 16 of \"k=think(window=0)\": legal is a whole number from 1 to 4096");
+}
+
 static void refuses_what_is_not_built(void **state)
 {
     assert_refused("latent(rank=4)",
@@ -209,7 +220,7 @@ static void reads_evictions(void **state)
                    "write of=SCORE among its options");
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
-                   "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal critical chunk none (did you mean snapkv?)");
+                   "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
     assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
 }
 
@@ -302,6 +313,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_words),
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
+        cmocka_unit_test(refuses_mixes),
         cmocka_unit_test(refuses_what_is_not_built),
         cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),

@@ -53,6 +53,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
     for (uint i = 0; i < n; i++) KVL_FN(encode_row)(block, t0 + i, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint c = 0; c < KVL_D; c++) to[AT(t_to, c)] = from[AT(t_from, c)];
+    kvl_move_halves(SCALES(to), t_to, SCALES(from), t_from, 1, KVL_P);
+}
+
 #if KVL_VECTORS
 /* Sign, exponent and mantissa move to their places in a binary32, whose exponent is then off by the difference of the biases: a product with
  * a power of two puts normal and subnormal codes right. */

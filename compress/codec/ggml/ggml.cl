@@ -169,6 +169,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         for (uint k = 0; k < N_BLOCKS; k++) KVL_FN(encode_block)(block, t0 + i, k, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) CODES_AT(to, t_to, 0)[b * ROW_STRIDE] = CODES_AT(from, t_from, 0)[b * ROW_STRIDE];
+    kvl_move_halves(PARAMS(to), t_to, PARAMS(from), t_from, N_BLOCKS * (1 + KVL_OPT_MIN), KVL_P);
+}
+
 #if KVL_VECTORS
 #if KVL_OPT_NONLINEAR
 float16 KVL_FN(numbers)(uchar16 codes)

@@ -312,6 +312,14 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 #endif
 }
 
+#if TOKENS == 1 && BLOCK == 0
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+    kvl_move_halves(PARAM_BASE(to), t_to, PARAM_BASE(from), t_from, N_GROUPS * PARAMS, KVL_P);
+}
+#endif
+
 #if KVL_VECTORS
 /* Tokens of a slice that have the same parameters by channel, and the same block. */
 #define SHARED (TOKENS > 1 ? TOKENS : BLOCK)

@@ -135,6 +135,16 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         }
     }
 }
+
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+#if !KVL_IS_K
+    kvl_move_halves(PARAM_BASE(to), t_to, PARAM_BASE(from), t_from, 2, KVL_P);
+#endif
+    kvl_move_halves(VALUE_BASE(to), t_to, VALUE_BASE(from), t_from, KVL_OPT_SLOTS, KVL_P);
+    for (uint s = 0; s < KVL_OPT_SLOTS; s++) INDEX_BASE(to)[s * KVL_P + t_to] = INDEX_BASE(from)[s * KVL_P + t_from];
+}
 #undef HALVE
 #undef LEVELS
 #undef WORD_BYTES

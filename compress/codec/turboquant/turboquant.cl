@@ -171,6 +171,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
     for (uint i = 0; i < n; i++) KVL_FN(encode_row)(block, t0 + i, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+    kvl_move_halves(SCALES(to), t_to, SCALES(from), t_from, 1 + KVL_OPT_SKETCH, KVL_P);
+}
+
 #if KVL_VECTORS
 /* Levels of a vector of codes: one byte shuffle where the compiler knows it. */
 #define LEVEL(i) (char)((i) < HALF ? -LEVELS(HALF - 1 - (i)) : LEVELS((i)-HALF))
