@@ -56,18 +56,18 @@ static const struct kvl_plugin_head *find_plugin(enum kvl_plugin_kind kind, cons
 
 static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name) { return find_plugin(KVL_KIND_CODEC, name); }
 
-/* What may stand behind kv=. */
-static kvl_status codec_words(struct kvl_text *out)
+/* What may stand behind kv=, or behind a projection's of=. */
+static kvl_status codec_words(bool behind_projection, struct kvl_text *out)
 {
     const kvl_status status = plugin_words(KVL_KIND_CODEC, out);
-    return status == KVL_OK ? plugin_words(KVL_KIND_PROJECTION, out) : status;
+    return status == KVL_OK && !behind_projection ? plugin_words(KVL_KIND_PROJECTION, out) : status;
 }
 
-static kvl_status fail_no_codec(const struct value *value)
+static kvl_status fail_no_codec(const struct value *value, bool behind_projection)
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(codec_words(behind_projection, &words));
     status = kvl_fail_unknown(&value->name, "codec", words.data);
 done:
     kvl_text_free(&words);
@@ -76,7 +76,7 @@ done:
 
 static kvl_status fail_role(const struct value *value, const char *kind, uint32_t side)
 {
-    return kvl_fail_at(&value->name, "choose another for this side", "%s %.*s does not store %s", kind, (int)value->name.n,
+    return kvl_fail_at(&value->name, "choose another codec for this side", "%s %.*s does not store %s", kind, (int)value->name.n,
                        value->name.text + value->name.at, side == KVL_SIDE_K ? "keys" : "values");
 }
 
@@ -85,7 +85,7 @@ static uint32_t role_of(uint32_t side) { return side == KVL_SIDE_K ? KVL_ROLE_K 
 static kvl_status set_stored(const struct value *value, uint32_t side, struct kvl_layer_spec *entry)
 {
     const struct kvl_plugin_head *plugin = find_codec(&value->name);
-    if (plugin == NULL) return fail_no_codec(value);
+    if (plugin == NULL) return fail_no_codec(value, entry->projection[side].plugin != NULL);
     if (!(((const struct kvl_codec *)plugin)->roles & role_of(side))) return fail_role(value, "codec", side);
     kvl_instance_free(&entry->codec[side]);
     return kvl_instance_new_at(plugin, &value->args, &entry->codec[side]);
@@ -102,9 +102,9 @@ static kvl_status set_projected(const struct kvl_projection *projection, const s
     if (!(projection->roles & role_of(side))) return fail_role(value, "projection", side);
     for (uint32_t i = 0; i < projection->head.n_options; i++)
         if (projection->head.options[i].type == KVL_OPTION_CODEC && kvl_options_find(&value->args, projection->head.options[i].name, &given)) of = given;
+    KVL_TRY(kvl_instance_new_at(&projection->head, &value->args, &entry->projection[side]));
     KVL_TRY(scan_value(&of, &inner));
     KVL_TRY(set_stored(&inner, side, entry));
-    status = kvl_instance_new_at(&projection->head, &value->args, &entry->projection[side]);
 done:
     return status;
 }
@@ -548,7 +548,7 @@ static kvl_status fail_unknown_word(const struct parser *p, const struct kvl_sli
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(codec_words(&words));
+    KVL_TRY(codec_words(false, &words));
     for (unsigned i = 0; i < p->presets.n; i++) KVL_TRY(kvl_text_printf(&words, "|%s", p->presets.preset[i].name));
     status = kvl_fail_unknown(word, "codec or preset", words.data);
 done:
@@ -733,7 +733,7 @@ static kvl_status check_projections(const struct kvl_layer_spec *entry)
     for (int side = 0; side < KVL_SIDES; side++) {
         const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
         if (kvl_spec_projects(entry) && (codec->flags & KVL_CODEC_NEEDS_TABLE || KVL_CODEC_HAS(codec, learn)))
-            return kvl_fail(KVL_E_UNSUPPORTED, "--kv: codec %s learns from rows as they are stored, which cannot be done behind or beside a projection yet: "
+            return kvl_fail(KVL_E_USAGE, "--kv: codec %s learns from rows as they are stored, which cannot be done behind or beside a projection yet: "
                                                "use a codec without a table", codec->head.name);
     }
     return KVL_OK;
