@@ -251,8 +251,8 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
         if (layer->cells != 0) plan->n_entries += plan->dims.n_kv_head;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
-    plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
-    if (plan->evicts) goto done;
+    plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
+    if (kvl_pages_by_layer(plan)) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
             for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
@@ -263,16 +263,17 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, cells = 0;
+    uint64_t numbers = 0, scores = 0;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
-        if (layer->cells > cells) cells = layer->cells;
+        layer->raw_offset = scores;
+        scores += (uint64_t)plan->dims.n_head * layer->cells;
     }
-    plan->evicts_decoding = cells != 0;
+    plan->evicts_decoding = scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
-    plan->raw_bytes = plan->dims.n_head * cells * sizeof(float);
+    plan->raw_bytes = scores * sizeof(float);
 }
 
 /* Rotations, each once, and calibration tables. */
@@ -308,6 +309,8 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes;
 }
 
+bool kvl_pages_by_layer(const struct kvl_cache_plan *plan) { return plan->evicts && !plan->evicts_decoding; }
+
 /* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
 static kvl_status bound_pages(struct kvl_cache_plan *plan)
 {
@@ -320,9 +323,8 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
         if (status != KVL_OK) return status;
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint64_t pages =
-                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
-            plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            if (kvl_pages_by_layer(plan)) plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
     const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
@@ -371,9 +373,9 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         const uint32_t n = positions_of(out, &out->layer[l]);
         if (n > out->n_position) out->n_position = n;
     }
+    place_index(out);
     KVL_TRY(place_all(out));
     place_tables(out);
-    place_index(out);
     sum_bytes(out);
     if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));
