@@ -24,7 +24,14 @@ enum kvl_option_type {
     KVL_OPTION_INT = 1,    /* int32_t at offset */
     KVL_OPTION_FLOAT = 2,  /* double */
     KVL_OPTION_CHOICE = 3, /* int32_t: index in `choices` */
-    KVL_OPTION_SCORE = 4   /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_SCORE = 4,  /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_NUMBERS = 5 /* struct kvl_numbers, none by default: "1:2.5:0", where 3*4 stands for 3:3:3:3. Since ABI 1.2 */
+};
+
+enum { KVL_MOST_NUMBERS = 256 };
+struct kvl_numbers {
+    uint32_t n, reserved;
+    double value[KVL_MOST_NUMBERS];
 };
 
 struct kvl_option {
@@ -82,9 +89,12 @@ struct kvl_codec_shape {      /* the host sets struct_size and zeroes the rest *
     uint32_t page_multiple;   /* P must be a multiple of this (at least group) */
     uint32_t alignment;       /* of a block's address */
     uint64_t block_bytes;     /* one block of P tokens (0 when P is 0) */
-    uint64_t stream_bytes;    /* parts of the whole stream, outside pages */
-    uint32_t table_floats;    /* floats of calibration table a stream; 0 = none */
+    uint64_t stream_bytes;    /* must be 0: what belongs to a whole stream is its table */
+    uint32_t table_floats;    /* floats of a stream's table, from calibrate() or learn(); 0 = none */
     uint32_t aux_floats;      /* floats that prepare() derives from one query row */
+    /* ---- since ABI 1.2 ---- */
+    uint32_t learn_queries;   /* newest queries of a prompt that learn() reads */
+    uint32_t reserved;
 };
 
 struct kvl_codec_bytes {      /* by class; slack is what the host finds missing to the block */
@@ -109,6 +119,15 @@ struct kvl_calibration {      /* struct_size grows with it */
     int (*put)(void *context, const char *name, uint32_t n, const float *values);
 };
 
+/* A prompt at whose end one stream is encoded for the first time. Keys and queries are as attention saw them, channels in the order of the
+ * record. */
+struct kvl_prompt_rows {
+    uint32_t struct_size;
+    uint32_t n_row, n_head, n_query; /* n_head: query heads that read this stream */
+    const float *x;           /* [n_row][D] rows of this side that stay */
+    const float *q;           /* [n_head][n_query][D] the newest queries, the last token's at the end; fewer than asked for if the prompt is shorter */
+};
+
 struct kvl_codec {
     struct kvl_plugin_head head;
     uint32_t roles, rope_stages, flags, reserved;
@@ -129,6 +148,10 @@ struct kvl_codec {
      * user stores them, sinks left out. Names, sizes and their order depend on priv and dims alone. */
     int (*calibrate)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
     const float *const *known_tables; /* [n_known_answers]: table of each known answer; NULL = none has one */
+    /* ---- since ABI 1.2 ---- */
+    /* Fills one stream's table at the end of a prompt, before the stream's first row is encoded; rows that come later are encoded with it too.
+     * Such a codec stores keys after RoPE and sets KVL_CODEC_NO_ROTATION, not KVL_CODEC_NEEDS_TABLE. */
+    int (*learn)(const void *priv, const struct kvl_codec_dims *dims, const struct kvl_prompt_rows *in, float *table);
 };
 
 /* ---- score: what each cached token of each kv head is worth; the higher, the more worth keeping ---- */
@@ -140,7 +163,10 @@ enum {                        /* what a score wants of the layer; the rest of it
     KVL_NEED_QUERY_STATS = 8, /* mean and covariance of the queries before RoPE */
     KVL_NEED_COLUMN_SUMS = 16, /* of the attention probabilities: what each token got from all queries */
     KVL_NEED_OUTPUT = 32,     /* the attention's output matrix */
-    KVL_NEED_NORMALS = 64     /* random numbers */
+    KVL_NEED_NORMALS = 64,    /* random numbers */
+    /* ---- since ABI 1.2: witnesses ---- */
+    KVL_NEED_FOLLOWING = 128, /* one, of the tokens that are going to follow the prompt; refused where the run does not know them */
+    KVL_NEED_REPETITION = 256 /* some, in which the model is made to repeat the prompt part by part */
 };
 
 struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest */
@@ -149,6 +175,18 @@ struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest *
     uint32_t first_query;     /* of QUERY_STATS: the first query that counts */
     uint32_t normals;         /* of NORMALS: numbers a channel of a kv head */
     uint32_t reserved;
+    /* ---- since ABI 1.2: of REPETITION. A witness is a request, its tail and the tokens of its part ---- */
+    uint32_t repeat_tokens;   /* tokens of the prompt a part; the last one may be shorter */
+    uint32_t repeat_lead;     /* later requests end with this many tokens, those before the part */
+    const char *repeat_first, *repeat_later, *repeat_tail; /* texts, not NULL: the first request, later ones before their lead, the tail */
+};
+
+/* Tokens that pass through the layer after the prompt, see all of it and each other, and leave nothing in the cache. Since ABI 1.2. */
+struct kvl_witness {
+    uint32_t n;               /* the i-th stands at position T + i */
+    uint32_t first, end;      /* it is about the prompt's tokens first .. end - 1 */
+    uint32_t reserved;
+    const float *q, *k;       /* [Hq][n][D], [H][n][D] as attention sees them */
 };
 
 /* T tokens, L layers, Hq query heads, H kv heads (query head h reads kv head h / (Hq / H)), D channels, E model width. Keys and queries have
@@ -168,6 +206,9 @@ struct kvl_score_input {
     const float *w_o;         /* [E][Hq * D] */
     const float *normal;      /* [H][D][normals], standard normal */
     const float *rope_freq;   /* [rope_dim / 2] radians a position */
+    /* ---- since ABI 1.2 ---- */
+    const struct kvl_witness *witness; /* [n_witness] */
+    uint32_t n_witness, reserved2;
 };
 
 /* While tokens are decoded, each cached token has a number, and the one with the smallest goes first, of equal ones the newest. */

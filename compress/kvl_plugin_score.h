@@ -57,6 +57,20 @@ static inline uint32_t kvl_score_attention(const struct kvl_score_input *in, uin
     return seen;
 }
 
+/* Probabilities that query i of a witness gives to the prompt's tokens from .. to - 1, when it sees these, the first `sinks` tokens and those of
+ * the witness up to itself. p has room for sinks + to - from + w->n and begins with the wanted ones. */
+static inline void kvl_score_witness(const struct kvl_score_input *in, const struct kvl_witness *w, uint32_t h, uint32_t i, uint32_t from, uint32_t to,
+                                     uint32_t sinks, double *p)
+{
+    const uint32_t kv_head = h / (in->n_head / in->n_kv_head), d = in->head_dim;
+    const float *q = w->q + ((size_t)h * w->n + i) * d, *own = w->k + (size_t)kv_head * w->n * d;
+    uint32_t n = 0;
+    for (uint32_t t = from; t < to; t++) p[n++] = kvl_score_dot(q, kvl_score_row(in, in->k, kv_head, t), d) / sqrt(d);
+    for (uint32_t t = 0; t < sinks; t++) p[n++] = kvl_score_dot(q, kvl_score_row(in, in->k, kv_head, t), d) / sqrt(d);
+    for (uint32_t t = 0; t <= i; t++) p[n++] = kvl_score_dot(q, own + (size_t)t * d, d) / sqrt(d);
+    kvl_score_softmax(p, n);
+}
+
 /* Adds query head h's scores x [n] of tokens 0 .. n-1 to its kv head's. The first head of a group starts it. */
 static inline void kvl_score_add_head(const struct kvl_score_input *in, int how, uint32_t h, const double *x, uint32_t n, float *score)
 {

@@ -44,6 +44,11 @@ static inline kvl_status random_table(void *context, const struct kvl_layer_spec
                 continue;
             }
             for (size_t i = 0; i < row_floats; i++) x[i] = (float)(2.0 * kvl_rng_normal(40 + s, i) + (double)(i % 5));
+            if (KVL_CODEC_HAS(codec, learn)) {
+                const struct kvl_prompt_rows rows = {sizeof rows, ROWS / 2, 1, ROWS / 2, x, x + row_floats / 2};
+                assert_int_equal(codec->learn(entry->codec[side].priv, &codec_dims, &rows, taker.values), 0);
+                continue;
+            }
             assert_int_equal(codec->calibrate(entry->codec[side].priv, &codec_dims, ROWS, x, &calibration), 0);
             assert_int_equal(taker.n, shape.table_floats);
         }

@@ -8,6 +8,11 @@ const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
 enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
+uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
+{
+    return dims->full_every != 0 && (l + 1) % dims->full_every == 0 ? 0 : dims->window;
+}
+
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
@@ -112,6 +117,9 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
             return kvl_fail(KVL_E_USAGE, "codec %s does not fit head_dim %u", side->codec->head.name, head_dim);
         if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
+    if (side->shape.stream_bytes != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "codec %s: stream_bytes is %llu, what belongs to a whole stream must be its table (table_floats)",
+                        side->codec->head.name, (unsigned long long)side->shape.stream_bytes);
     side->alignment = side->shape.alignment > 16 ? side->shape.alignment : 16;
     side->page_bytes = round_up(side->shape.block_bytes, side->alignment);
     return KVL_OK;
@@ -130,20 +138,31 @@ static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl
     return KVL_OK;
 }
 
+/* Which tokens a query sees: by the spec, or by the model's rule; by both where a layer that slides is not left out of the spec. */
+static kvl_status plan_window(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    const uint32_t own = kvl_own_window(&plan->dims, (uint32_t)(layer - plan->layer)), n_ctx = plan->config.n_ctx;
+    layer->slides = own != 0 && !spec->all_layers;
+    layer->sink = layer->slides ? 0 : spec->sink < n_ctx ? spec->sink : n_ctx;
+    layer->window = layer->slides || (own != 0 && (spec->window == 0 || spec->window > own)) ? own : spec->window;
+    if (own == 0 || layer->slides || !plan->evicts) return KVL_OK;
+    return kvl_fail(KVL_E_UNSUPPORTED, "all_layers: a prompt that is compressed at its end cannot evict from layers that slide by themselves: "
+                                       "leave all_layers out");
+}
+
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
     const struct kvl_cache_config *config = &plan->config;
     const uint32_t roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
     kvl_status status = KVL_OK;
-    layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
-    layer->window = spec->window;
+    KVL_TRY(plan_window(plan, spec, layer));
     layer->pos = spec->pos;
     layer->rope = spec->rope;
     layer->korder = spec->korder;
     layer->rot = spec->rot;
     layer->rot_seed = spec->rot_seed;
     KVL_TRY(kvl_rotation_size(spec->rot, plan->dims.head_dim, &layer->rot_m));
-    if (spec->n_keep != 0 && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
+    if (spec->n_keep != 0 && !layer->slides && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
     for (int s = 0; s < KVL_SIDES; s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
@@ -167,6 +186,16 @@ done:
     return status;
 }
 
+/* Tokens that a head of layer l keeps of n_token on average. */
+static kvl_status layer_target(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_token, uint32_t *target)
+{
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    *target = layer->window < n_token ? layer->window : n_token;
+    if (layer->slides) return KVL_OK;
+    return kvl_layer_target(kvl_spec_layer(plan->config.spec, l), layer->rank, plan->n_budgeted, n_token, plan->dims.n_kv_head,
+                            plan->budgeted_token_bytes, target);
+}
+
 /* Most tokens that a head of a layer has while tokens go as others come: its target, what has come since, and what cannot go. */
 static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *tokens)
 {
@@ -174,8 +203,7 @@ static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uin
     const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
     const uint32_t n_ctx = plan->config.n_ctx, least = layer->sink + layer->side[KVL_SIDE_K].tail, step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
     uint32_t target;
-    const kvl_status status =
-        kvl_layer_target(spec, l, plan->dims.n_layer, n_ctx, plan->dims.n_kv_head, plan->bytes_per_token, &target);
+    const kvl_status status = layer_target(plan, l, n_ctx, &target);
     const uint64_t most = (uint64_t)(target > least ? target : least) + step;
     *tokens = most < n_ctx ? (uint32_t)most : n_ctx;
     return status;
@@ -215,7 +243,7 @@ kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t l, uint
     *target = UINT32_MAX;
     if (spec->when == KVL_WHEN_EVERY && (n_token - n_prompt) % spec->every != 0) return KVL_OK;
     const uint32_t stream = spec->when == KVL_WHEN_FULL && is_share ? n_prompt : n_token; /* a share of the prompt is a budget that stays */
-    return kvl_layer_target(spec, l, plan->dims.n_layer, stream, plan->dims.n_kv_head, plan->bytes_per_token, target);
+    return layer_target(plan, l, stream, target);
 }
 
 /* Appends the pages of one stream's side; a page never crosses a slab. */
@@ -311,6 +339,18 @@ static void sum_bytes(struct kvl_cache_plan *plan)
 
 bool kvl_pages_by_layer(const struct kvl_cache_plan *plan) { return plan->evicts && !plan->evicts_decoding; }
 
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
+{
+    uint32_t most = 0;
+    for (uint32_t l = 0; l < n_layer; l++) {
+        struct kvl_score_needs needs;
+        kvl_keep_needs(kvl_spec_layer(spec, l), &needs);
+        const uint32_t bound = kvl_repetition_bound(&needs, n_ctx);
+        most = bound > most ? bound : most;
+    }
+    return n_ctx + most;
+}
+
 /* An evicting cache, whose prompt takes all positions: at most the pages of each head's target, and as heads may differ, one more a head. */
 static kvl_status bound_pages(struct kvl_cache_plan *plan)
 {
@@ -318,16 +358,17 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-        const kvl_status status =
-            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
+        const kvl_status status = layer_target(plan, l, plan->config.n_ctx, &layer->kept);
         if (status != KVL_OK) return status;
         for (int s = 0; s < KVL_SIDES; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
-            const uint64_t pages = round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+            const uint64_t pages =
+                round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
             if (kvl_pages_by_layer(plan)) plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
-    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(plan->config.n_ctx, PAGE_TOKENS) / PAGE_TOKENS);
+    const uint32_t most = kvl_rope_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
+    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
     plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
 }
@@ -356,9 +397,11 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
-    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec);
+    const char *learner = kvl_spec_learner(config->spec);
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || learner != NULL;
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
-        return kvl_fail(KVL_E_USAGE, "keep= evicts at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+        return kvl_fail(KVL_E_USAGE, "%s %s at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4",
+                        learner != NULL ? learner : "keep=", learner != NULL ? "learns" : "evicts");
     if (out->evicts && kvl_spec_windowed(config->spec))
         return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
                                            "use keep=streaming with a budget, or another protocol");
@@ -367,6 +410,10 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
         out->bytes_per_token += out->layer[l].token_bytes;
+        out->layer[l].rank = out->n_budgeted;
+        if (out->layer[l].slides) continue;
+        out->n_budgeted++;
+        out->budgeted_token_bytes += out->layer[l].token_bytes;
     }
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(size_layer(out, l, &out->layer[l]));
     for (uint32_t l = 0; l < dims->n_layer; l++) {

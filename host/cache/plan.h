@@ -16,7 +16,11 @@ extern const char *const kvl_protocol_name[KVL_PROTOCOLS]; /* "p1" ... */
 /* L layers, H kv heads, G = n_head / n_kv_head, D head_dim. */
 struct kvl_cache_dims {
     uint32_t n_layer, n_head, n_kv_head, head_dim;
+    uint32_t window, full_every; /* layers slide by themselves over `window` tokens (0: none does) unless their number, from 1, is a multiple of
+                                  * full_every */
 };
+/* Tokens that layer l's queries see by the model's own rule, 0 = all. */
+uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l);
 
 struct kvl_cache_config {
     const struct kvl_spec *spec; /* borrowed */
@@ -43,12 +47,14 @@ struct kvl_side_plan {
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
     uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
-    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded or there are none */
+    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded, there are none, or a prompt makes them */
 };
 
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES];
     uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
+    uint32_t rank;                   /* number among the layers that the spec's budget is for */
     enum kvl_rope_stage rope;
     enum kvl_key_order korder;
     enum kvl_rotation rot;
@@ -83,7 +89,8 @@ struct kvl_cache_plan {
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
     uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
-    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
+                                        it) */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -92,13 +99,18 @@ struct kvl_cache_plan {
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t bytes_per_token;
+    uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
+    uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
     uint32_t n_position;             /* positions by which RoPE tells a query's keys apart, at most: n_ctx unless pos=compact bounds them */
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
     uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */
 };
 
+/* Positions that RoPE may be asked for: n_ctx, and those of a second pass behind a prompt that scores want (KVL_NEED_REPETITION). */
+uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
+
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep= or P3) resident_bytes is a bound. */
+ * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);

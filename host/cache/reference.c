@@ -24,13 +24,6 @@ static void rope_row(float *x, struct kvl_rope rope, uint32_t position)
     }
 }
 
-/* Where channel c of the record lies in a row of neighbouring pairs. */
-static uint32_t channel_of(enum kvl_key_order order, uint32_t rope_dim, uint32_t c)
-{
-    if (order == KVL_KORDER_GGUF || c >= rope_dim) return c;
-    return c < rope_dim / 2 ? 2 * c : 2 * (c - rope_dim / 2) + 1;
-}
-
 /* How rows of one side become records, and back. */
 struct form {
     const struct kvl_layer_plan *layer;
@@ -67,7 +60,7 @@ static kvl_status to_record(const struct form *form, uint32_t position, float *x
     if (form->is_key) {
         if (layer->rope == KVL_STORE_POST_ROPE) rope_row(x, form->rope, position);
         memcpy(form->row, x, form->head_dim * sizeof *x);
-        for (uint32_t c = 0; c < form->head_dim; c++) x[c] = form->row[channel_of(layer->korder, form->rope.rope_dim, c)];
+        for (uint32_t c = 0; c < form->head_dim; c++) x[c] = form->row[kvl_key_channel(layer->korder, form->rope.rope_dim, c)];
     }
     return form->matrix ? kvl_rotate(form->matrix, layer->rot_m, form->head_dim, x) : KVL_OK;
 }
@@ -81,7 +74,7 @@ static kvl_status from_record(const struct form *form, uint32_t position, float 
     if (form->matrix != NULL) KVL_TRY(kvl_rotate(form->matrix + m * m, layer->rot_m, form->head_dim, x));
     if (!form->is_key) goto done;
     memcpy(form->row, x, form->head_dim * sizeof *x);
-    for (uint32_t c = 0; c < form->head_dim; c++) x[channel_of(layer->korder, form->rope.rope_dim, c)] = form->row[c];
+    for (uint32_t c = 0; c < form->head_dim; c++) x[kvl_key_channel(layer->korder, form->rope.rope_dim, c)] = form->row[c];
     if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(x, form->rope, position);
 done:
     return status;

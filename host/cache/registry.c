@@ -74,11 +74,12 @@ static kvl_status check_abi(const struct kvl_plugin_head *head, const char *orig
 static kvl_status check_options(const struct kvl_plugin_head *head, const char *origin)
 {
     static const size_t size_of_type[] = {
-        [KVL_OPTION_INT] = sizeof(int32_t), [KVL_OPTION_FLOAT] = sizeof(double), [KVL_OPTION_CHOICE] = sizeof(int32_t), [KVL_OPTION_SCORE] = 0};
+        [KVL_OPTION_INT] = sizeof(int32_t), [KVL_OPTION_FLOAT] = sizeof(double), [KVL_OPTION_CHOICE] = sizeof(int32_t), [KVL_OPTION_SCORE] = 0,
+        [KVL_OPTION_NUMBERS] = sizeof(struct kvl_numbers)};
     if (head->n_options > 0 && head->options == NULL) return kvl_fail(KVL_E_FORMAT, "%s: %s: no option table", origin, head->name);
     for (uint32_t i = 0; i < head->n_options; i++) {
         const struct kvl_option *o = &head->options[i];
-        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_SCORE ||
+        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_NUMBERS ||
             (o->type == KVL_OPTION_CHOICE && o->choices == NULL))
             return kvl_fail(KVL_E_FORMAT, "%s: %s: option %u lacks a name, a help text, a known type or its choices", origin,
                             head->name, i);
@@ -93,6 +94,10 @@ static kvl_status check_codec(const struct kvl_codec *codec, const char *origin)
 {
     if (codec->flags & KVL_CODEC_NEEDS_TABLE && !KVL_CODEC_HAS(codec, calibrate))
         return kvl_fail(KVL_E_FORMAT, "%s: codec %s needs a table and has no calibrate()", origin, codec->head.name);
+    if (KVL_CODEC_HAS(codec, learn) &&
+        (codec->rope_stages != KVL_ROPE_POST || (codec->flags & (KVL_CODEC_NO_ROTATION | KVL_CODEC_NEEDS_TABLE)) != KVL_CODEC_NO_ROTATION))
+        return kvl_fail(KVL_E_FORMAT, "%s: codec %s has learn(): it must be for keys after RoPE alone, with KVL_CODEC_NO_ROTATION and without "
+                                      "KVL_CODEC_NEEDS_TABLE", origin, codec->head.name);
     if (codec->roles != 0 && codec->rope_stages != 0 && codec->shape && codec->bytes && codec->ref_encode && codec->ref_decode &&
         codec->head.device_source != NULL)
         return KVL_OK;

@@ -50,7 +50,7 @@ kvl_status kvl_codec_shape(const struct kvl_instance *codec, uint32_t role, uint
                            struct kvl_codec_shape *out);
 kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint32_t head_dim, uint64_t n, struct kvl_codec_bytes *out);
 
-/* Whether the codec's struct reaches up to and including `member`, which ABI 1.0 did not have. */
+/* Whether the codec has `member`, which ABI 1.0 did not have: its struct reaches so far. */
 #define KVL_CODEC_HAS(codec, member) \
     ((codec)->head.struct_size >= offsetof(struct kvl_codec, member) + sizeof((codec)->member) && (codec)->member != NULL)
 

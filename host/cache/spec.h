@@ -11,7 +11,10 @@ enum kvl_side { KVL_SIDE_K, KVL_SIDE_V, KVL_SIDES };
 enum kvl_rope_stage { KVL_STORE_POST_ROPE, KVL_STORE_PRE_ROPE };
 enum kvl_rotation { KVL_ROT_NONE, KVL_ROT_HADAMARD, KVL_ROT_RANDOM };
 enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
+/* Where channel c of a key's record lies in a row of neighbouring pairs. */
+uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c);
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
 enum { KVL_MAX_KEEP = 4 };
 
@@ -34,6 +37,7 @@ struct kvl_layer_spec {
     uint32_t sink;             /* first tokens in full precision */
     int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
     uint32_t window;           /* 0 = none */
+    enum kvl_scope all_layers; /* KVL_SCOPE_ALL_LAYERS: sink and window are for layers, too, that slide by themselves */
     struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
     uint32_t n_keep;           /* 0: every token stays */
     struct kvl_instance budget; /* unset without keep */
@@ -55,6 +59,8 @@ const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_
 /* Whether any layer slides; whether any evicts. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
+/* Of the codecs that learn their table from each prompt, the name of one that is not given a table; NULL if there is none. */
+const char *kvl_spec_learner(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */
 kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers);
 /* The above, and every codec fits head_dim, and no tail is shorter than its codec needs; the message says the fix. */

@@ -59,7 +59,8 @@ static kvl_status fill_codec(const struct kvl_plugin_head *plugin, struct row *o
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_POST, "post");
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_PRE, "pre");
     snprintf(out->cell[MOVABLE], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_MOVABLE ? "yes" : "no");
-    snprintf(out->cell[CALIBRATION], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_NEEDS_TABLE ? "needed" : "no");
+    snprintf(out->cell[CALIBRATION], sizeof *out->cell, "%s",
+             codec->flags & KVL_CODEC_NEEDS_TABLE ? "needed" : KVL_CODEC_HAS(codec, learn) ? "by prompt" : "no");
     return status;
 }
 
@@ -147,6 +148,8 @@ static void print_legal(const struct kvl_option *o)
         printf("%s", o->choices);
     else if (o->type == KVL_OPTION_SCORE)
         printf("a score with its options");
+    else if (o->type == KVL_OPTION_NUMBERS)
+        printf("numbers from %.10g to %.10g", o->min, o->max);
     else if (o->min < o->max)
         printf("%.10g to %.10g", o->min, o->max);
     else
@@ -156,7 +159,7 @@ static void print_legal(const struct kvl_option *o)
 static void print_fallback(const struct kvl_option *o)
 {
     size_t n;
-    if (o->type == KVL_OPTION_SCORE) {
+    if (o->type == KVL_OPTION_SCORE || o->type == KVL_OPTION_NUMBERS) {
         printf("none");
         return;
     }
@@ -226,7 +229,7 @@ static cJSON *option_json(const struct kvl_option *o)
     if (o->type != KVL_OPTION_CHOICE) {
         cJSON_AddNumberToObject(object, "min", o->min);
         cJSON_AddNumberToObject(object, "max", o->max);
-        cJSON_AddNumberToObject(object, "default", o->fallback);
+        if (o->type != KVL_OPTION_NUMBERS) cJSON_AddNumberToObject(object, "default", o->fallback);
         return object;
     }
     size_t n;
@@ -254,6 +257,7 @@ static kvl_status codec_json(const struct kvl_plugin_head *plugin, cJSON *object
     cJSON_AddStringToObject(object, "rope", row.cell[ROPE]);
     cJSON_AddBoolToObject(object, "movable", codec->flags & KVL_CODEC_MOVABLE);
     cJSON_AddBoolToObject(object, "needs_calibration", codec->flags & KVL_CODEC_NEEDS_TABLE);
+    cJSON_AddBoolToObject(object, "learns_from_prompt", KVL_CODEC_HAS(codec, learn));
     return status;
 }
 

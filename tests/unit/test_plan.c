@@ -211,6 +211,11 @@ static void what_does_not_fit_is_refused(void **state)
     assert_refused("int4 @30-30 f16", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "layer");
     assert_refused("int4(group=48)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "group");
     assert_refused("kivi sink=4", context(128, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "a window of one ubatch, or ubatch (64) and sink (4)");
+    assert_refused("k=think", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE,
+                   "think learns at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+    assert_refused("keep=knorm budget=uniform(kept=0.5)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "keep= evicts at the end of a prompt");
+    assert_refused("k=think window=32", context(64, KVL_P4_STREAMING), &roomy, KVL_E_UNSUPPORTED, "window= slides from the first token on");
+    assert_refused("k=think tail=7", context(64, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "tail=7 is less than codec think needs: at least 32");
     assert_refused("kivi tail=7", context(128, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "at least 128");
 }
 
