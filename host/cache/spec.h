@@ -56,9 +56,10 @@ void kvl_spec_free(struct kvl_spec **spec);
 
 /* The entry of layer `layer` (0-based). Never NULL. */
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
-/* Whether any layer slides; whether any evicts. */
+/* Whether any layer slides; whether any evicts; whether all count positions inside the cache, so that its plan may bound them. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
+bool kvl_spec_compact(const struct kvl_spec *spec);
 /* Of the codecs that learn their table from each prompt, the name of one that is not given a table; NULL if there is none. */
 const char *kvl_spec_learner(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */
