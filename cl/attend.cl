@@ -269,6 +269,53 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
     return keep;
 }
 
+/* The query row of channel 0 at source as attention wants it, times scale; raw: it is still as it was projected. */
+void kvl_read_query(const global float *source, bool raw, kvl_turn turn, uint position, float scale, KVL_QS float *q, uint item)
+{
+#if KVL_APPENDS
+    if (raw) {
+        float x[KVL_DQ];
+        for (uint c = 0; c < KVL_DQ; c++) x[c] = source[c];
+        kvl_finish(x, turn, position, true, false, false);
+        for (uint c = 0; c < KVL_DQ; c++) q[c] = x[c] * scale;
+        return;
+    }
+#endif
+    for (uint c = item; c < KVL_DQ; c += KVL_WG) q[c] = source[c] * scale;
+}
+
+/* Joins the splits of one row; a split that saw nothing has l = 0. The group's items look at a split each, then add up a channel each (in turns of
+ * KVL_WG). tops, weights, sums: room for KVL_WG. */
+void kvl_merge_row(global const float *partial, global float *out, ulong row, uint n_rows, uint n_splits, uint item, KVL_QS float *tops,
+                   KVL_QS float *weights, KVL_QS float *sums)
+{
+    const ulong step = (ulong)n_rows * (KVL_DA + 2);
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_DA + KVL_WG - 1) / KVL_WG];
+    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
+    for (uint first = 0; first < n_splits; first += KVL_WG) {
+        global const float *p = partial + first * step + row * (KVL_DA + 2);
+        const bool seen = first + item < n_splits && p[item * step + KVL_DA + 1] > 0.0f;
+        tops[item] = seen ? p[item * step + KVL_DA] : -FLT_MAX;
+        sums[item] = seen ? p[item * step + KVL_DA + 1] : 0.0f;
+        KVL_BARRIER;
+        float best = top;
+        for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
+        weights[item] = seen ? exp(tops[item] - best) : 0.0f;
+        KVL_BARRIER;
+        const float keep = top == best ? 1.0f : exp(top - best);
+        total *= keep;
+        for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] *= keep;
+        for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
+            total = fma(weights[i], sums[i], total);
+            for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
+        }
+        top = best;
+        KVL_BARRIER;
+    }
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[c / KVL_WG] * inverse;
+}
+
 /* Where tokens go while others are decoded: cl/evict.cl. Each query is then a tile, and leaves its scores in raw [H * G][cells]. */
 #if KVL_EVICTS
 #define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw, ulong raw_offset,
@@ -283,10 +330,15 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 
 /* One work-group a (query tile, stream, split). With one split the normalized output goes to out [n][H * G][DA]; with more, each split
  * leaves (m, l, sum) in partial [n_splits][n][H * G][DA + 2] for kvl_merge. Blocks are aligned to the stream, not to the tile or ubatch, so a
- * query's result does not depend on which others were computed with it. */
+ * query's result does not depend on which others were computed with it.
+ * With KVL_APPENDS and `append`, the one token's row in the stage is as it was projected: every group turns its own queries, and the one with the
+ * newest block makes records of key and value and encodes them before it reads that block. With KVL_JOINS the last group of a kv head to arrive
+ * joins its splits; arrived[h] is 0 between launches. (OpenCL 1.2 promises no order of memory between groups; processors that have coherent
+ * caches keep it with the fences below.) */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
-kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
+kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, global const uchar *exact,
+           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, uint append, global uint *status,
+           KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
@@ -313,12 +365,19 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         k_any = max(k_any, k_end[r]);
         v_any = max(v_any, v_end[r]);
         const global float *source = stage + (ulong)token * q_stride + KVL_QKV_Q(h * KVL_G + r % KVL_G);
-        for (uint c = item; c < KVL_DQ; c += KVL_WG) q[r * KVL_DQ + c] = source[c] * scale;
+        kvl_read_query(source, append, turn, p, scale, q + r * KVL_DQ, item);
         if (item == 0) {
             row_m[r] = -FLT_MAX;
             row_l[r] = 0.0f;
         }
     }
+#if KVL_APPENDS
+    if (append && split == n_splits - 1)
+        for (uint is_k = 0; is_k < 2; is_k++) {
+            kvl_finish_row(stage, turn, p0, 0, KVL_H * (is_k ? KVL_G : KVL_G + 1) + h, q_stride, sink != 0);
+            kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact, h, is_k, view, p0), h, is_k, p0, p0 + 1, view, status);
+        }
+#endif
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
     for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_K_AUX);
@@ -408,38 +467,24 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             }
         }
     }
+#if KVL_JOINS
+    if (n_splits == 1) return;
+    global uint *arrived = status + KVL_COUNTS + h;
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    if (atomic_inc(arrived) != n_splits - 1) return;
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    *arrived = 0;
+    for (uint r = 0; r < KVL_NQ; r++) {
+        float tops[1], weights[1], sums[1];
+        kvl_merge_row(partial, out, h * KVL_G + r, KVL_H * KVL_G, n_splits, 0, tops, weights, sums);
+    }
+#endif
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row: its items look at a split each, then add up a channel
- * each (in turns of KVL_WG). */
+/* The splits of one row; one work-group a row. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
                                                                           uint n_splits)
 {
-    const uint item = get_local_id(0);
-    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_DA + 2);
     KVL_QS float tops[KVL_WG], weights[KVL_WG], sums[KVL_WG];
-    float top = -FLT_MAX, total = 0.0f, acc[(KVL_DA + KVL_WG - 1) / KVL_WG];
-    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
-    for (uint first = 0; first < n_splits; first += KVL_WG) {
-        global const float *p = partial + first * step + row * (KVL_DA + 2);
-        const bool seen = first + item < n_splits && p[item * step + KVL_DA + 1] > 0.0f;
-        tops[item] = seen ? p[item * step + KVL_DA] : -FLT_MAX;
-        sums[item] = seen ? p[item * step + KVL_DA + 1] : 0.0f;
-        KVL_BARRIER;
-        float best = top;
-        for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
-        weights[item] = seen ? exp(tops[item] - best) : 0.0f;
-        KVL_BARRIER;
-        const float keep = top == best ? 1.0f : exp(top - best);
-        total *= keep;
-        for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] *= keep;
-        for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
-            total = fma(weights[i], sums[i], total);
-            for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
-        }
-        top = best;
-        KVL_BARRIER;
-    }
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[c / KVL_WG] * inverse;
+    kvl_merge_row(partial, out, get_group_id(0), n_rows, n_splits, get_local_id(0), tops, weights, sums);
 }

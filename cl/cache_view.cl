@@ -10,6 +10,9 @@
  *   KVL_B              tokens of one attention block, divides both pages; KVL_SLICE divides it
  *   KVL_WG             work-items that share a tile; 1: no barriers, and what they would share is private (PoCL 3.1 needs minutes to
  *                      compile a kernel with barriers under conditions in a loop)
+ *   KVL_APPENDS        attention of one token can take its append in (host/cache/compose.c)
+ *   KVL_JOINS          attention of one token joins its splits itself: work-groups of one item on a processor
+ *   KVL_COUNTS         counters in front of a kv head's number of arrived splits in `status`
  *   KVL_K_*, KVL_V_*   page tokens, calibration table and aux sizes of the two sides (contract.cl)
  *
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
@@ -20,6 +23,9 @@
  *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
+
+#define KVL_JOINS (KVL_DEVICE_CPU && KVL_WG == 1 && KVL_TILE == 1)
+#define KVL_COUNTS 4
 
 /* Integers of one call, the same for every work-item. */
 typedef struct {

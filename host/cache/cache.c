@@ -431,10 +431,10 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     return launch(cache, cache->kernels[l].append, stage_heads(cache, layer), pages, 1, 1, work, &call);
 }
 
-/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. *rows: where attention finds
- * query rows and records. */
+/* Steps 2 to 4: no launch if attention can take them in, one if the ubatch, and nothing else, is sealed at once; two if some of it or something older
+ * is. *rows: where attention finds query rows and records. */
 static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer **rows)
+                         bool *left_to_attend, struct kvl_buffer **rows)
 {
     kvl_status status = KVL_OK;
     const bool projects = kvl_layer_projects(&cache->plan.layer[l]);
@@ -447,6 +447,9 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
+    *left_to_attend = *left_to_attend && whole &&
+                      kvl_compose_appends(&cache->plan, &cache->plan.layer[l], n, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    if (*left_to_attend) return KVL_OK;
     if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(projects ? project(cache, l, n, false, stage, rotary, rope_dim) : finish(cache, l, n, stage, rotary, rope_dim));
@@ -516,8 +519,15 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
+/* Whether attention of one token joins its splits itself: KVL_JOINS of cl/cache_view.cl. */
+static bool joins_splits(const struct kvl_cache *cache, uint32_t tile)
+{
+    const struct kvl_caps *caps = kvl_device_caps(cache->device);
+    return tile == 1 && caps->type == KVL_DEVICE_CPU && !kvl_compose_target_of(caps).grouped;
+}
+
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer *sums)
+                         bool with_append, struct kvl_buffer *sums)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
@@ -538,6 +548,8 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_F32(dims->scale != 0.0f ? dims->scale : 1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(cache->partial));
+    push(&call, KVL_U32(with_append));
+    push(&call, KVL_BUF(cache->status));
     if (layer->cells != 0) {
         push(&call, KVL_BUF(cache->index));
         push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
@@ -549,7 +561,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
     KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * layer->n_stream * n_splits * group, 1, 1, group, work, &call));
-    if (n_splits > 1) {
+    if (n_splits > 1 && !joins_splits(cache, tile)) {
         const uint32_t n_rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(sums), KVL_U32(n_rows), KVL_U32(n_splits)};
         const struct kvl_work merged = {.bytes = (n_splits + 1ull) * n_rows * sum_dim * sizeof(float)};
@@ -710,6 +722,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
     struct kvl_buffer *rows;
+    bool left_to_attend = out != NULL;
     assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
@@ -718,10 +731,10 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
         struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
-        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
+        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */

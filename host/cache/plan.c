@@ -438,7 +438,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (records > plan->record_bytes) plan->record_bytes = records;
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
-    plan->status_bytes = 16;
+    plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->record_bytes + plan->sum_bytes;
 }
 

@@ -287,6 +287,90 @@ static void special_activations(void **state)
     tensor_free(&t);
 }
 
+/* ---- chains ---- */
+
+enum { HEADS = 96, EMBD = 64, FF = 160, PROJECTED = 133, LINKS = 4 };
+
+struct chain {
+    struct test_tensor t[5]; /* output, gate, up, down, projections */
+    struct kvl_linear linear[LINKS];
+    struct kvl_rows attended, hidden, ff, stage;
+    struct kvl_norm norm;
+    struct kvl_product product[LINKS];
+};
+
+static void chain_new(struct chain *c, uint32_t down_type)
+{
+    static const uint64_t rows[5] = {EMBD, FF, FF, EMBD, PROJECTED}, cols[5] = {HEADS, EMBD, EMBD, FF, EMBD};
+    float *x = random_floats(EMBD, 700), *weight = random_floats(EMBD, 701), *in = random_floats(HEADS, 702);
+    for (int i = 0; i < 5; i++) tensor_new(kvl_quant_type(i == 3 ? down_type : KVL_GGUF_Q4_1), rows[i], cols[i], 710 + (uint64_t)i, &c->t[i]);
+    const struct kvl_gguf_tensor *const gate_up[] = {&c->t[1].tensor, &c->t[2].tensor};
+    load_one(&c->t[0], &c->linear[0]);
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, gate_up, 2, (struct kvl_linear_form){.gate = KVL_GATE_SILU}, &c->linear[1]));
+    load_one(&c->t[3], &c->linear[2]);
+    load_one(&c->t[4], &c->linear[3]);
+    rows_new(1, HEADS, in, 0.0f, &c->attended);
+    rows_new(1, EMBD, x, 0.0f, &c->hidden);
+    rows_new(1, FF, NULL, 0.0f, &c->ff);
+    rows_new(1, PROJECTED, NULL, CANARY, &c->stage);
+    c->norm = (struct kvl_norm){.eps = 1e-5f};
+    assert_ok(kvl_buffer_new(kvl_test_device, "test norm", -1, KVL_MEM_SCRATCH, EMBD * sizeof(float), false, &c->norm.weight));
+    assert_ok(kvl_buffer_write(c->norm.weight, 0, EMBD * sizeof(float), weight));
+    rows_new(1, EMBD, NULL, 0.0f, &c->norm.normed);
+    const struct kvl_product product[LINKS] = {{&c->linear[0], c->attended, c->hidden, NULL, true},
+                                               {&c->linear[1], c->hidden, c->ff, &c->norm, false},
+                                               {&c->linear[2], c->ff, c->hidden, NULL, true},
+                                               {&c->linear[3], c->hidden, c->stage, &c->norm, false}};
+    memcpy(c->product, product, sizeof product);
+    kvl_free(&x);
+    kvl_free(&weight);
+    kvl_free(&in);
+}
+
+static void chain_free(struct chain *c)
+{
+    for (int i = 0; i < 5; i++) tensor_free(&c->t[i]);
+    for (int i = 0; i < LINKS; i++) kvl_linear_free(&c->linear[i]);
+    struct kvl_buffer **const buffer[] = {&c->attended.buffer, &c->hidden.buffer, &c->ff.buffer, &c->stage.buffer, &c->norm.weight, &c->norm.normed.buffer};
+    for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++) kvl_buffer_free(buffer[i]);
+}
+
+/* `rounds` times the chain, whose products feed each other: hidden grows from round to round. step: products a call. */
+static uint64_t chain_run(uint32_t down_type, size_t step, int rounds, bool exact, float hidden[EMBD], float stage[PROJECTED])
+{
+    struct chain c;
+    chain_new(&c, down_type);
+    const uint64_t before = kvl_device_launches(kvl_test_device);
+    for (int round = 0; round < rounds; round++)
+        for (size_t i = 0; i < LINKS; i += step) assert_ok(kvl_linear_run_chain(kernels, c.product + i, step, 1, exact));
+    const uint64_t launches = kvl_device_launches(kvl_test_device) - before;
+    rows_read(&c.hidden, 1, EMBD, 0.0f, hidden);
+    rows_read(&c.stage, 1, PROJECTED, CANARY, stage);
+    chain_free(&c);
+    return launches;
+}
+
+/* A chain gives the bits of its products one at a time, in fewer launches where a work-item has vectors and weights have one type. */
+static void chains_change_no_bits(void **state)
+{
+    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
+    const bool chains = caps->type == KVL_DEVICE_CPU && caps->float_width != 1;
+    const int rounds = kvl_device_is_slow() ? 2 : 200;
+    static const uint32_t down_type[] = {KVL_GGUF_Q4_1, KVL_GGUF_Q8_0};
+    assert_ok(kvl_linear_reserve(kernels, 1, FF, false));
+    for (size_t i = 0; i < 2; i++)
+        for (int exact = 0; exact < 2; exact++) {
+            float hidden[2][EMBD], stage[2][PROJECTED];
+            const uint64_t alone = chain_run(down_type[i], 1, rounds, exact, hidden[0], stage[0]);
+            const uint64_t together = chain_run(down_type[i], LINKS, rounds, exact, hidden[1], stage[1]);
+            assert_memory_equal(hidden[0], hidden[1], sizeof hidden[0]);
+            assert_memory_equal(stage[0], stage[1], sizeof stage[0]);
+            for (int c = 0; c < PROJECTED; c++) assert_true(isfinite(stage[0][c]));
+            if (chains && !exact) assert_int_equal(together, (uint64_t)rounds * (i == 0 ? 1 : 3));
+            else assert_int_equal(together, alone);
+        }
+}
+
 /* ---- the rest ---- */
 
 /* Long chains: a driver that ends long loops early is not noticed at small sizes. */
@@ -385,6 +469,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(tensors_are_joined),
     cmocka_unit_test(products_in_8_bits),
     cmocka_unit_test(sums_of_8_bits_do_not_overflow),
+    cmocka_unit_test(chains_change_no_bits),
     cmocka_unit_test(special_activations),
     cmocka_unit_test(many_columns),
     cmocka_unit_test(tensors_that_do_not_fit_are_refused),
