@@ -58,7 +58,7 @@ static const struct kvl_column eviction_columns[] = {
     {"layer", "1", "layer", KVL_COL_U64},
     {"head", "1", "kv head", KVL_COL_U64},
     {"source", "1", "what the score read: exact = full precision, at the end of a prompt; append = a token's exact key and value when it was "
-                    "stored; used = the probabilities that attention used", KVL_COL_TEXT, 8},
+                    "stored; position = nothing but the token's position; used = the probabilities that attention used", KVL_COL_TEXT, 8},
     {"target", "1", "the layer's budget: tokens a head on average", KVL_COL_U64},
     {"kept", "1", "tokens that the head keeps", KVL_COL_U64},
     {"first", "1", "row of evictions/positions where its positions begin", KVL_COL_U64},
@@ -402,7 +402,8 @@ static int by_position(const void *a, const void *b)
 
 static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position)
 {
-    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used"};
+    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used",
+                                         [KVL_RUN_POSITION] = "position"};
     kvl_status status = KVL_OK;
     struct kvl_cache *cache = kvl_session_cache(session);
     const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
