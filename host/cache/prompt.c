@@ -277,6 +277,7 @@ static kvl_status measure_loss(struct kvl_prompt *p, const struct witness *w, st
     const uint32_t n_all = p->n_token + w->is.n;
     const size_t size = (size_t)dims->n_kv_head * n_all * dims->head_dim;
     float *k = NULL, *v = NULL;
+    if (kvl_sides(dims) != KVL_SIDES) return kvl_fail(KVL_E_UNSUPPORTED, "the loss of an eviction is measured on keys and values, and here one row is both");
     KVL_TRY(kvl_alloc(&k, size, sizeof *k));
     KVL_TRY(kvl_alloc(&v, size, sizeof *v));
     KVL_TRY(kvl_alloc(&selection->mass_lost, dims->n_kv_head, sizeof *selection->mass_lost));
