@@ -25,7 +25,10 @@
 #define KVL_PARTS (KVL_PARTS_MIN < 1 ? 1 : KVL_PARTS_MIN)
 #endif
 
-#if !(KVL_VECTORS && KVL_K_HAS_SCORES)
+#if KVL_VECTORS && KVL_K_HAS_SCORES
+#define KVL_AUX KVL_K_AUX
+#else
+#define KVL_AUX 0
 void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
@@ -107,6 +110,8 @@ void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
 }
 
+#define KVL_EXACT_WIDE (KVL_D % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 /* Scores of full-precision tokens [from, to) of a block at `base`, where a row sees them in full precision. */
 void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out,
                       uint item)
@@ -141,15 +146,19 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
 void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, KVL_QS float *acc, uint item)
 {
 #if KVL_VECTORS
-    for (uint t = from; t < to; t++) {
-        float v[KVL_D];
-        rows.first = t;
-        kvl_read_row(rows, v);
-        for (uint r = 0; r < KVL_NQ; r++)
-            for (uint c = 0; c < KVL_D && t >= start[r]; c += 16) {
-                KVL_QS float *sum = acc + r * KVL_D + c;
-                vstore16(fma(p[r * KVL_B + t - base], vload16(0, v + c), vload16(0, sum)), 0, sum);
+    for (uint c = 0; c < KVL_D; c += 16 * KVL_EXACT_WIDE) {
+        float16 sum[KVL_EXACT_WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) sum[i] = vload16(0, acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
+        for (uint t = from; t < to; t++) {
+            rows.first = t;
+            KVL_UNROLL for (uint w = 0; w < KVL_EXACT_WIDE; w++)
+            {
+                const float16 v = kvl_row_vector(rows, c + 16 * w);
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                    if (t >= start[r]) sum[w * KVL_NQ + r] = fma(p[r * KVL_B + t - base], v, sum[w * KVL_NQ + r]);
             }
+        }
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
     }
 #else
     for (uint c = item; c < KVL_D; c += KVL_WG)
@@ -162,40 +171,43 @@ void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const ui
 #endif
 }
 
-/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before. */
+/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before.
+ * A block whose largest score is below m, as most are, does not wait for it: the branch is predicted. */
 float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
+    float keep = 1.0f;
 #if KVL_VECTORS
-    float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
-    const float top = fmax(*m, kvl_max16(best));
+    float16 best = -FLT_MAX;
+    for (uint i = 0; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
+    const float top = kvl_larger1(*m, kvl_max16(best));
 #else
     float top = *m;
     for (uint i = 0; i < KVL_B; i++) top = fmax(top, s[i]);
 #endif
-    if (top == -FLT_MAX) { /* nothing seen yet, nothing seen here */
+    if (top > *m) {
+        keep = exp(*m - top);
+        *m = top;
+    }
+    if (*m == -FLT_MAX) { /* nothing seen yet, nothing seen here */
         for (uint i = 0; i < KVL_B; i++) s[i] = 0.0f;
         return 1.0f;
     }
 #if KVL_VECTORS
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
-        const float16 x = vload16(0, s + i);
-        const float16 weight = kvl_exp_negative(x - top);
-        vstore16(weight, 0, s + i);
+        const float16 weight = kvl_exp_negative(vload16(0, s + i) - *m);
+        KVL_STORE16(weight, s + i);
         sums += weight;
     }
     const float sum = kvl_sum16(sums);
 #else
     float sum = 0.0f;
     for (uint i = 0; i < KVL_B; i++) {
-        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - top);
+        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - *m);
         sum += s[i];
     }
 #endif
-    const float keep = *m == top ? 1.0f : exp(*m - top);
     *l = fma(*l, keep, sum);
-    *m = top;
     return keep;
 }
 
@@ -213,7 +225,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
-    KVL_QS float q[KVL_NQ * KVL_D], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_D], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
+    KVL_QS float q[KVL_NQ * KVL_D], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_D], aux[KVL_NQ * KVL_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
 
     uint end[KVL_NQ], start[KVL_NQ], k_end[KVL_NQ], v_end[KVL_NQ]; /* tokens a row sees; first exact token of K and of V */
@@ -239,7 +251,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     }
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_D; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
-    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_D, aux + r * KVL_K_AUX);
+    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_D, aux + r * KVL_AUX);
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
