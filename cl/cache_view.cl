@@ -1,7 +1,12 @@
 /* cache_view.cl: what the cache kernels (store.cl, attend.cl) share: sizes, pages, segments and the read rule. No codec is known here.
  *
  *   KVL_SLABS          page slabs; KVL_SLAB_PARAMS / KVL_SLAB_ARGS pass them, kvl_page() picks one
- *   KVL_G, KVL_TILE    query heads a kv head; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
+ *   KVL_H, KVL_HEADS   streams of a layer; kv heads that share the records of one
+ *   KVL_G, KVL_TILE    query heads a stream; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
+ *   KVL_HD             channels of a head as the model has it
+ *   KVL_DK, KVL_DV     channels of a key's and of a value's record
+ *   KVL_DQ, KVL_DA     channels of a query row and of a sum of values: those of the record, or of a head where rows are rebuilt when they are read
+ *   KVL_JOINT          a key's record holds the value, in its first KVL_DV channels: there is one side
  *   KVL_B              tokens of one attention block, divides both pages; KVL_SLICE divides it
  *   KVL_WG             work-items that share a tile; 1: no barriers, and what they would share is private (PoCL 3.1 needs minutes to
  *                      compile a kernel with barriers under conditions in a loop)
@@ -10,7 +15,8 @@
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
  * With KVL_RAGGED the heads of a layer may have lost different numbers of tokens. The tokens that a head has kept, and those that came later,
  * are its sequence: everything below works on places in that sequence, and a token at position p stands at place p - lost. KVL_HEAD_VIEW
- * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by.
+ * turns the call's integers into a head's. With KVL_COMPACT places are also the positions that RoPE turns by. KVL_SLIDES: the same of a window,
+ * where only the sinks' places differ from their positions.
  *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
@@ -24,25 +30,33 @@ typedef struct {
     uint k_slots, v_slots;     /* pages a stream */
     uint n_splits, q_stride;   /* q_stride: floats between tokens of the stage */
     uint k_table, v_table;     /* of the layer's calibration tables [H][KVL_K_TABLE] in the tables, floats */
+    uint spin;                 /* tokens that a head has lost since its tail began: 0 in the call, KVL_HEAD_VIEW sets it */
 } kvl_view;
 
 #define KVL_VIEW_PARAMS                                                                                                \
     uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
-        uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table
+        uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table, uint spin
 #define KVL_VIEW_INIT                                                                                                  \
-    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table}
+    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
 
 /* First token of a head's sequence of `end` that is not encoded. */
 uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
 
 /* Behind the page table of a layer stands, for each head, lost | limit << 32: tokens it has lost, and the length at which its sequence ends
  * (while a prompt of longer and shorter heads is stored). p0, n, k_sealed and v_sealed are changed in place; view is made after it. */
+/* Behind those, where tokens go while others are decoded (KVL_EVICTS), how many have gone in this way: the tail's ring does not move with places. */
+#if KVL_EVICTS
+#define KVL_HEAD_SPIN(h) table[(ulong)KVL_H * (k_slots + v_slots + 1) + (h)]
+#else
+#define KVL_HEAD_SPIN(h) 0
+#endif
 #if KVL_RAGGED
 #define KVL_HEAD_SHIFT(h) table[(ulong)KVL_H * (k_slots + v_slots) + (h)]
 #define KVL_HEAD_VIEW(h)                                                                                               \
     {                                                                                                                  \
         const uint lost = (uint)KVL_HEAD_SHIFT(h), limit = (uint)(KVL_HEAD_SHIFT(h) >> 32), end = min(p0 + n - lost, limit); \
         p0 = min(p0 - lost, limit);                                                                                    \
+        spin = (uint)KVL_HEAD_SPIN(h);                                                                                 \
         n = end - p0;                                                                                                  \
         k_sealed = kvl_sealed_end(end, sink, KVL_K_TAIL, KVL_K_UNIT);                                                  \
         v_sealed = kvl_sealed_end(end, sink, KVL_V_TAIL, KVL_V_UNIT);                                                  \
@@ -51,25 +65,46 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 #define KVL_HEAD_VIEW(h)
 #endif
 
-#define KVL_QKV_Q(h) ((ulong)(h) * KVL_D)                              /* stage row: H * G query heads, H keys, H values */
-#define KVL_QKV_K(h) ((ulong)(KVL_H * KVL_G + (h)) * KVL_D)
-#define KVL_QKV_V(h) ((ulong)(KVL_H * KVL_G + KVL_H + (h)) * KVL_D)
+#if KVL_EVICTS
+#define KVL_D KVL_HD /* for a score's body: evict.cl */
+#endif
+
+#define KVL_QKV_Q(h) ((ulong)(h) * KVL_DQ)                             /* stage row: H * G query heads, H keys, H values */
+#define KVL_QKV_K(h) ((ulong)KVL_H * KVL_G * KVL_DQ + (ulong)(h) * KVL_DK)
+#if KVL_JOINT
+#define KVL_QKV_V(h) KVL_QKV_K(h)
+#else
+#define KVL_QKV_V(h) ((ulong)KVL_H * (KVL_G * KVL_DQ + KVL_DK) + (ulong)(h) * KVL_DV)
+#endif
 
 /* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */
 ulong kvl_k_entry(uint h, uint i, kvl_view v) { return (ulong)h * v.k_slots + i / KVL_K_P % v.k_slots; }
+#if KVL_JOINT
+#define kvl_v_entry kvl_k_entry
+#define kvl_v_table kvl_k_table
+#define kvl_v_load8 kvl_k_load8
+#define kvl_v_encode kvl_k_encode
+#else
 ulong kvl_v_entry(uint h, uint i, kvl_view v) { return (ulong)KVL_H * v.k_slots + (ulong)h * v.v_slots + i / KVL_V_P % v.v_slots; }
+#endif
 
 /* Calibration table of a stream's side. */
 const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.k_table + (ulong)h * KVL_K_TABLE; }
+#if !KVL_JOINT
 const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
+#endif
 
-/* Exact rows of a layer: K [H][sink + ring][D], then V. */
-ulong kvl_exact_bytes(kvl_view v) { return (ulong)(v.sink + v.ring) * KVL_D * (KVL_EXACT_HALF ? 2 : 4); }
+/* Exact rows of a layer: K [H][sink + ring][DK], then V [H][sink + ring][DV]: where those of stream h begin. */
+ulong kvl_exact_at(uint h, bool is_k, kvl_view v)
+{
+    const ulong channels = is_k || KVL_JOINT ? (ulong)h * KVL_DK : (ulong)KVL_H * KVL_DK + (ulong)h * KVL_DV;
+    return channels * (v.sink + v.ring) * (KVL_EXACT_HALF ? 2 : 4);
+}
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
-    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)),
-                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring, 0};
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride,
+                     is_k || KVL_JOINT ? KVL_DK : KVL_DV, v.p0, first, v.sink, v.ring, v.spin, 0};
     return rows;
 }
 

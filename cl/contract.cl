@@ -1,7 +1,7 @@
 /* contract.cl: what a codec's device body is given and must define. It is included once per role, with
  *
  *   KVL_FN(name)      the role's name of a function              KVL_IS_K  1 in the key role, 0 in the value role
- *   KVL_D             head_dim                                   KVL_P     tokens of a page (= of a block)
+ *   KVL_D             channels of its record                     KVL_P     tokens of a page (= of a block)
  *   KVL_OPT_<X>       what the codec's defines() gave
  *   KVL_NQ            query rows that share a read (query heads a kv head x query tokens of a tile)
  *   KVL_SLICE         tokens of one scores()/accumulate() call: a multiple of 16 where KVL_VECTORS is 1, else 1; t0 is a multiple of it
@@ -10,6 +10,8 @@
  * required  void  KVL_FN(load8)(block, table, t, c, float *o)       channels c .. c+7 (c a multiple of 8) of token t
  *           void  KVL_FN(encode)(block, table, t0, n, kvl_rows x)   tokens t0 .. t0+n-1 from rows 0 .. n-1 of x: whole groups, t0 a multiple
  *                                                                   of the codec's group (a stream's last group may be short under p1)
+ * optional  void  KVL_FN(move)(to, t_to, from, t_from)            token t_from of one block becomes token t_to of another, to the bit
+ *                                                                   (KVL_CODEC_MOVABLE; one token is a group)
  * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_SCORES)
  *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
  *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE
@@ -37,7 +39,7 @@
 #define KVL_CODES_AT_ONCE(n_words, codes) (KVL_CODE_VECTORS(n_words, codes) < KVL_WIDE ? KVL_CODE_VECTORS(n_words, codes) : KVL_WIDE)
 
 /* Row r of sum [NQ] gains factor[r * stride] * v. */
-void kvl_add_product(float16 *sum, const float *factor, uint stride, float16 v)
+void kvl_add_to_rows(float16 *sum, const float *factor, uint stride, float16 v)
 {
     KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = fma(factor[r * stride], v, sum[r]);
 }
@@ -48,7 +50,9 @@ typedef struct {
     const KVL_GLOBAL float *stage; /* this side of the ubatch, row stride stage_stride floats, tokens from stage_token on */
     const KVL_GLOBAL uchar *exact; /* sink rows, then the ring of tail rows; KVL_EXACT_HALF: binary16, else binary32 */
     ulong stage_stride;
+    uint width;                          /* channels of a row */
     uint stage_token, first, sink, ring; /* ring: tail rows */
+    uint spin;                           /* rows that the ring is ahead of the tokens' places */
     KVL_GLOBAL uint *status;             /* counts of non-finite inputs and of overflow; null when rows are only read */
 } kvl_rows;
 
@@ -58,14 +62,14 @@ void kvl_count_overflow(kvl_rows x, uint count)
 }
 
 /* Row index in `exact` of a token that is not in the stage. */
-uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + token % x.ring; }
+uint kvl_exact_index(kvl_rows x, uint token) { return token < x.sink ? token : x.sink + (token + x.spin) % x.ring; }
 
 /* Channel c of row i. */
 float kvl_row_at(kvl_rows x, uint i, uint c)
 {
     const uint token = x.first + i;
     if (token >= x.stage_token) return x.stage[(ulong)(token - x.stage_token) * x.stage_stride + c];
-    const ulong at = (ulong)kvl_exact_index(x, token) * KVL_D + c;
+    const ulong at = (ulong)kvl_exact_index(x, token) * x.width + c;
 #if KVL_EXACT_HALF
     return kvl_load_half(x.exact, at);
 #else
@@ -78,7 +82,7 @@ float kvl_row_at(kvl_rows x, uint i, uint c)
 float16 kvl_row_vector(kvl_rows x, uint c)
 {
     if (x.first >= x.stage_token) return vload16(0, x.stage + (ulong)(x.first - x.stage_token) * x.stage_stride + c);
-    const ulong at = (ulong)kvl_exact_index(x, x.first) * KVL_D + c;
+    const ulong at = (ulong)kvl_exact_index(x, x.first) * x.width + c;
 #if KVL_EXACT_HALF
     return vload_half16(0, (const KVL_GLOBAL half *)x.exact + at);
 #else
@@ -87,12 +91,12 @@ float16 kvl_row_vector(kvl_rows x, uint c)
 }
 #endif
 
-/* All channels of row 0. */
-void kvl_read_row(kvl_rows x, float *o)
+/* The first n channels of row 0. */
+void kvl_read_row(kvl_rows x, uint n, float *o)
 {
 #if KVL_VECTORS
-    for (uint c = 0; c < KVL_D; c += 16) vstore16(kvl_row_vector(x, c), 0, o + c);
+    for (uint c = 0; c < n; c += 16) KVL_STORE16(kvl_row_vector(x, c), o + c);
 #else
-    for (uint c = 0; c < KVL_D; c++) o[c] = kvl_row_at(x, 0, c);
+    for (uint c = 0; c < n; c++) o[c] = kvl_row_at(x, 0, c);
 #endif
 }

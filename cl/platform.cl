@@ -20,6 +20,12 @@ float kvl_clamp_half(float x) { return isnan(x) ? 0.0f : fmin(fmax(x, -KVL_HALF_
 float kvl_load_half(const KVL_GLOBAL uchar *p, ulong i) { return vload_half(i, (const KVL_GLOBAL half *)p); }
 void kvl_store_half(KVL_GLOBAL uchar *p, ulong i, float x) { vstore_half_rte(x, i, (KVL_GLOBAL half *)p); }
 
+/* Number t_from of each of n rows of `row` binary16 numbers becomes number t_to of the same row elsewhere, to the bit. */
+void kvl_move_halves(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from, uint n, uint row)
+{
+    for (uint i = 0; i < n; i++) ((KVL_GLOBAL ushort *)to)[(ulong)i * row + t_to] = ((const KVL_GLOBAL ushort *)from)[(ulong)i * row + t_from];
+}
+
 /* a / b correctly rounded, whatever the rounding of the device's division; neither is subnormal nor near it. */
 float kvl_divide(float a, float b)
 {
@@ -78,14 +84,6 @@ float16 kvl_code_numbers(uint16 words, uint16 at, uint bits)
 {
     if (bits == 8) return convert_float16(as_int16(words));
     return as_float16((rotate(words, (23 - bits - at) & 31) & ((1u << bits) - 1) << (23 - bits)) | 0x3f800000u);
-}
-
-/* 16 binary16 numbers; of 8, each twice. */
-float16 kvl_load_halves(const KVL_GLOBAL uchar *p, uint lanes)
-{
-    if (lanes == 16) return vload_half16(0, (const KVL_GLOBAL half *)p);
-    const float8 some = vload_half8(0, (const KVL_GLOBAL half *)p);
-    return (float16)(some, some);
 }
 
 /* What is at p gains v, or its first 8 lanes. */

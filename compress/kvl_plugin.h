@@ -14,9 +14,9 @@
 
 #define KVL_PLUGIN_MAGIC 0x4c564b31u
 #define KVL_ABI_MAJOR 1
-#define KVL_ABI_MINOR 1
+#define KVL_ABI_MINOR 2
 
-enum kvl_plugin_kind { KVL_KIND_CODEC = 1, KVL_KIND_SCORE = 2, KVL_KIND_BUDGET = 3 };
+enum kvl_plugin_kind { KVL_KIND_CODEC = 1, KVL_KIND_SCORE = 2, KVL_KIND_BUDGET = 3, KVL_KIND_PROJECTION = 4 /* since ABI 1.2 */ };
 
 /* ---- options: parsed, range-checked and printed by the host from this table ---- */
 
@@ -24,7 +24,15 @@ enum kvl_option_type {
     KVL_OPTION_INT = 1,    /* int32_t at offset */
     KVL_OPTION_FLOAT = 2,  /* double */
     KVL_OPTION_CHOICE = 3, /* int32_t: index in `choices` */
-    KVL_OPTION_SCORE = 4   /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_SCORE = 4,  /* of a score that wraps another: name(options) of that one; stores nothing */
+    KVL_OPTION_NUMBERS = 5, /* struct kvl_numbers, none by default: "1:2.5:0", where 3*4 stands for 3:3:3:3. Since ABI 1.2 */
+    KVL_OPTION_CODEC = 6    /* of a projection: name(options) of the codec that stores what it leaves; stores nothing. Since ABI 1.2 */
+};
+
+enum { KVL_MOST_NUMBERS = 256 };
+struct kvl_numbers {
+    uint32_t n, reserved;
+    double value[KVL_MOST_NUMBERS];
 };
 
 struct kvl_option {
@@ -82,9 +90,12 @@ struct kvl_codec_shape {      /* the host sets struct_size and zeroes the rest *
     uint32_t page_multiple;   /* P must be a multiple of this (at least group) */
     uint32_t alignment;       /* of a block's address */
     uint64_t block_bytes;     /* one block of P tokens (0 when P is 0) */
-    uint64_t stream_bytes;    /* parts of the whole stream, outside pages */
-    uint32_t table_floats;    /* floats of calibration table a stream; 0 = none */
+    uint64_t stream_bytes;    /* must be 0: what belongs to a whole stream is its table */
+    uint32_t table_floats;    /* floats of a stream's table, from calibrate() or learn(); 0 = none */
     uint32_t aux_floats;      /* floats that prepare() derives from one query row */
+    /* ---- since ABI 1.2 ---- */
+    uint32_t learn_queries;   /* newest queries of a prompt that learn() reads */
+    uint32_t reserved;
 };
 
 struct kvl_codec_bytes {      /* by class; slack is what the host finds missing to the block */
@@ -109,6 +120,15 @@ struct kvl_calibration {      /* struct_size grows with it */
     int (*put)(void *context, const char *name, uint32_t n, const float *values);
 };
 
+/* A prompt at whose end one stream is encoded for the first time. Keys and queries are as attention saw them, channels in the order of the
+ * record. */
+struct kvl_prompt_rows {
+    uint32_t struct_size;
+    uint32_t n_row, n_head, n_query; /* n_head: query heads that read this stream */
+    const float *x;           /* [n_row][D] rows of this side that stay */
+    const float *q;           /* [n_head][n_query][D] the newest queries, the last token's at the end; fewer than asked for if the prompt is shorter */
+};
+
 struct kvl_codec {
     struct kvl_plugin_head head;
     uint32_t roles, rope_stages, flags, reserved;
@@ -129,6 +149,10 @@ struct kvl_codec {
      * user stores them, sinks left out. Names, sizes and their order depend on priv and dims alone. */
     int (*calibrate)(const void *priv, const struct kvl_codec_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
     const float *const *known_tables; /* [n_known_answers]: table of each known answer; NULL = none has one */
+    /* ---- since ABI 1.2 ---- */
+    /* Fills one stream's table at the end of a prompt, before the stream's first row is encoded; rows that come later are encoded with it too.
+     * Such a codec stores keys after RoPE and sets KVL_CODEC_NO_ROTATION, not KVL_CODEC_NEEDS_TABLE. */
+    int (*learn)(const void *priv, const struct kvl_codec_dims *dims, const struct kvl_prompt_rows *in, float *table);
 };
 
 /* ---- score: what each cached token of each kv head is worth; the higher, the more worth keeping ---- */
@@ -140,7 +164,10 @@ enum {                        /* what a score wants of the layer; the rest of it
     KVL_NEED_QUERY_STATS = 8, /* mean and covariance of the queries before RoPE */
     KVL_NEED_COLUMN_SUMS = 16, /* of the attention probabilities: what each token got from all queries */
     KVL_NEED_OUTPUT = 32,     /* the attention's output matrix */
-    KVL_NEED_NORMALS = 64     /* random numbers */
+    KVL_NEED_NORMALS = 64,    /* random numbers */
+    /* ---- since ABI 1.2: witnesses ---- */
+    KVL_NEED_FOLLOWING = 128, /* one, of the tokens that are going to follow the prompt; refused where the run does not know them */
+    KVL_NEED_REPETITION = 256 /* some, in which the model is made to repeat the prompt part by part */
 };
 
 struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest */
@@ -149,6 +176,18 @@ struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest *
     uint32_t first_query;     /* of QUERY_STATS: the first query that counts */
     uint32_t normals;         /* of NORMALS: numbers a channel of a kv head */
     uint32_t reserved;
+    /* ---- since ABI 1.2: of REPETITION. A witness is a request, its tail and the tokens of its part ---- */
+    uint32_t repeat_tokens;   /* tokens of the prompt a part; the last one may be shorter */
+    uint32_t repeat_lead;     /* later requests end with this many tokens, those before the part */
+    const char *repeat_first, *repeat_later, *repeat_tail; /* texts, not NULL: the first request, later ones before their lead, the tail */
+};
+
+/* Tokens that pass through the layer after the prompt, see all of it and each other, and leave nothing in the cache. Since ABI 1.2. */
+struct kvl_witness {
+    uint32_t n;               /* the i-th stands at position T + i */
+    uint32_t first, end;      /* it is about the prompt's tokens first .. end - 1 */
+    uint32_t reserved;
+    const float *q, *k;       /* [Hq][n][D], [H][n][D] as attention sees them */
 };
 
 /* T tokens, L layers, Hq query heads, H kv heads (query head h reads kv head h / (Hq / H)), D channels, E model width. Keys and queries have
@@ -168,6 +207,24 @@ struct kvl_score_input {
     const float *w_o;         /* [E][Hq * D] */
     const float *normal;      /* [H][D][normals], standard normal */
     const float *rope_freq;   /* [rope_dim / 2] radians a position */
+    /* ---- since ABI 1.2 ---- */
+    const struct kvl_witness *witness; /* [n_witness] */
+    uint32_t n_witness, reserved2;
+};
+
+/* While tokens are decoded, each cached token has a number, and the one with the smallest goes first, of equal ones the newest. */
+enum {
+    KVL_RUN_STORED = 1, /* found once, when the token is stored, of its exact key and value: kvl_score_stored() of the device source */
+    KVL_RUN_SUM = 2,    /* attention it got from all queries since it came, summed over the query heads of its kv head */
+    KVL_RUN_NEWEST = 3, /* attention it gets from the newest query */
+    KVL_RUN_POSITION = 4 /* found once, of its position: kvl_score_position() of the device source */
+};
+
+struct kvl_score_running { /* the host sets struct_size and zeroes the rest */
+    uint32_t struct_size, source;
+    uint32_t is_shared;   /* of attention: summed over all heads, so that all keep the same tokens */
+    uint32_t first, newest; /* so many first and newest tokens stay */
+    uint32_t parameter;   /* handed to kvl_score_position() */
 };
 
 struct kvl_score {
@@ -179,6 +236,10 @@ struct kvl_score {
     /* A wrapper has this instead of ref: it finds another score (option of=) in `score` and changes it. target [H]: tokens each head is going to
      * keep; a wrapper that keeps whole chunks changes it too. Tokens with FLT_MAX are protected. */
     int (*wrap)(const void *priv, const struct kvl_score_input *in, float *score, uint32_t *target);
+    /* ---- since ABI 1.2 ---- */
+    /* How the score goes on while tokens are decoded, for a layer that keeps `target` tokens. NULL: it does not. Non-zero: it cannot with these
+     * options. */
+    int (*running)(const void *priv, uint32_t target, struct kvl_score_running *out);
 };
 
 /* ---- budget: how many tokens each layer, then each head keeps ---- */
@@ -209,6 +270,34 @@ struct kvl_budget {
     /* Shares n_kv_head times the target out among the heads: target [H] holds the average and gets each head's own. score [H][T]; tokens a head
      * must keep get FLT_MAX. NULL: the same for every head. */
     int (*split)(const void *priv, const struct kvl_budget_input *in, float *score, uint32_t *target);
+};
+
+/* ---- projection (since ABI 1.2): a linear map in front of a codec, which then has fewer channels to store ---- */
+
+/* The keys, or the values, that `heads` kv heads have of a token, one after the other, are one row x of W = heads * D numbers. A codec encodes its
+ * record z [R], z_r = sum_i x_i down[i][r]; what is read is y_i = sum_r up[i][r] z_r. Keys undergo RoPE before the projection, or after it when
+ * they are read, as the user stores them. */
+struct kvl_projection_dims {
+    uint32_t struct_size, role, head_dim, reserved;
+};
+
+struct kvl_projection_shape { /* the host sets struct_size and zeroes the rest */
+    uint32_t struct_size;
+    uint32_t heads;           /* that share a record; the model's kv heads are a multiple of it */
+    uint32_t rank;            /* R, a multiple of 8 */
+    uint32_t rebuilt;         /* 1: each y is made when it is read; 0: queries and attention's output are multiplied with up instead, where they can be */
+    uint32_t table_floats;    /* floats of calibration table for each `heads` heads of a layer; that and the name say whether a table fits */
+};
+
+struct kvl_projection {
+    struct kvl_plugin_head head; /* its option of type KVL_OPTION_CODEC names the codec; no device_source */
+    uint32_t roles, reserved;
+    /* Non-zero (with host->error) if options and dims do not fit. */
+    int (*shape)(const void *priv, const struct kvl_projection_dims *dims, struct kvl_projection_shape *out);
+    /* down and up [W][R] from a table. */
+    int (*matrices)(const void *priv, const struct kvl_projection_dims *dims, const float *table, float *down, float *up);
+    /* Fills a table from n rows x [n][W], keys before or after RoPE as the user stores them, sinks left out. */
+    int (*calibrate)(const void *priv, const struct kvl_projection_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
 };
 
 #endif

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The head of a score or budget without init. */
-#define KVL_SCORE_HEAD(kind_, name_, summary_, citation_, options_, type_, card_)                                                  \
+/* The head of a score or budget: its last arguments are the card and, if there are more, further members of it. */
+#define KVL_SCORE_HEAD(kind_, name_, summary_, citation_, options_, type_, ...)                                                    \
     {                                                                                                                              \
         .magic = KVL_PLUGIN_MAGIC, .abi_major = KVL_ABI_MAJOR, .abi_minor = KVL_ABI_MINOR,                                         \
         .struct_size = (kind_) == KVL_KIND_SCORE ? sizeof(struct kvl_score) : sizeof(struct kvl_budget), .kind = (kind_),          \
         .name = (name_), .summary = (summary_), .citation = (citation_), .n_options = sizeof(options_) / sizeof *(options_),       \
-        .options = (options_), .private_size = sizeof(type_), .card = (card_)                                                      \
+        .options = (options_), .private_size = sizeof(type_), .card = __VA_ARGS__                                                  \
     }
 
 /* How the scores of the query heads of a kv head become one. */
@@ -55,6 +55,20 @@ static inline uint32_t kvl_score_attention(const struct kvl_score_input *in, uin
     for (uint32_t t = 0; t < seen; t++) p[t] = kvl_score_dot(q, kvl_score_row(in, in->k, kv_head, t), in->head_dim) / sqrt(in->head_dim);
     kvl_score_softmax(p, seen);
     return seen;
+}
+
+/* Probabilities that query i of a witness gives to the prompt's tokens from .. to - 1, when it sees these, the first `sinks` tokens and those of
+ * the witness up to itself. p has room for sinks + to - from + w->n and begins with the wanted ones. */
+static inline void kvl_score_witness(const struct kvl_score_input *in, const struct kvl_witness *w, uint32_t h, uint32_t i, uint32_t from, uint32_t to,
+                                     uint32_t sinks, double *p)
+{
+    const uint32_t kv_head = h / (in->n_head / in->n_kv_head), d = in->head_dim;
+    const float *q = w->q + ((size_t)h * w->n + i) * d, *own = w->k + (size_t)kv_head * w->n * d;
+    uint32_t n = 0;
+    for (uint32_t t = from; t < to; t++) p[n++] = kvl_score_dot(q, kvl_score_row(in, in->k, kv_head, t), d) / sqrt(d);
+    for (uint32_t t = 0; t < sinks; t++) p[n++] = kvl_score_dot(q, kvl_score_row(in, in->k, kv_head, t), d) / sqrt(d);
+    for (uint32_t t = 0; t <= i; t++) p[n++] = kvl_score_dot(q, own + (size_t)t * d, d) / sqrt(d);
+    kvl_score_softmax(p, n);
 }
 
 /* Adds query head h's scores x [n] of tokens 0 .. n-1 to its kv head's. The first head of a group starts it. */

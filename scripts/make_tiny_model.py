@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes data/models/tiny.gguf, a llama with random weights, and data/golden/tiny_answers.h: what a float64 forward pass makes of it.
+"""Writes data/models/tiny.gguf, a llama with random weights, and data/golden/tiny_answers.h: what a float64 forward pass makes of it. And
+data/golden/tiny_witness_answers.h: which tokens of a prompt its continuation and its repetition look at, and what evictions cost.
 
 usage: scripts/make_tiny_model.py [ROOT]      (needs numpy and gguf; ROOT: the project's root, default: the one of this script)
 
@@ -20,6 +21,9 @@ N_TOKENS, N_GREEDY_PROMPT, N_GREEDY = 140, 8, 40
 ROWS = (0, 1, 63, 64, 127, 128, 139)
 SINK, WINDOW, WINDOW_ROWS = 4, 50, (53, 54, 55, 100, 139)
 INT4_ROWS = (1, 31, 62)
+N_PROMPT, N_KEPT = 96, 24                 # of the witnesses' answers: the rest of the tokens is the continuation
+PART, LEAD, SINKS = 40, 4, 2              # kvzip's options there
+REQUESTS = ("\n\nRepeat the previous context exactly.", "\n\nRepeat the part of the previous context exactly, starting with")
 
 # Types of the matrices of each layer; an attention block may mix them, and one has three different ones.
 TYPES = (
@@ -122,7 +126,7 @@ def through_int4(x):
 
 
 def forward(tensors, tokens, window=None, cached=lambda x: x):
-    """Logits [T][vocab]; keys after RoPE and values [layer][T][kv heads][D]. window: (sinks, newest tokens seen)."""
+    """Logits [T][vocab]; keys after RoPE and values [layer][T][kv heads][D]; queries. window: (sinks, newest tokens seen)."""
     weight = lambda name: tensors[name + ".weight"][2]
     n = len(tokens)
     query, key = np.arange(n)[:, None], np.arange(n)[None, :]
@@ -130,7 +134,7 @@ def forward(tensors, tokens, window=None, cached=lambda x: x):
     if window is not None:
         seen &= (key < window[0]) | (key > query - window[1])
     x = weight("token_embd")[tokens]
-    keys, values = [], []
+    keys, values, queries = [], [], []
     for layer in range(N_LAYER):
         of = lambda name: weight(f"blk.{layer}.{name}")
         h = rms_norm(x, of("attn_norm"))
@@ -139,6 +143,7 @@ def forward(tensors, tokens, window=None, cached=lambda x: x):
         v = (h @ of("attn_v").T).reshape(n, N_KV_HEAD, HEAD_DIM)
         keys.append(k)
         values.append(v)
+        queries.append(q)
         attended = np.empty_like(q)
         for head in range(N_HEAD):
             kv_head = head // (N_HEAD // N_KV_HEAD)
@@ -149,7 +154,88 @@ def forward(tensors, tokens, window=None, cached=lambda x: x):
         h = rms_norm(x, of("ffn_norm"))
         gate = h @ of("ffn_gate").T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ of("ffn_up").T)) @ of("ffn_down").T
-    return rms_norm(x, weight("output_norm")) @ weight("token_embd").T, np.array(keys), np.array(values)
+    return rms_norm(x, weight("output_norm")) @ weight("token_embd").T, np.array(keys), np.array(values), np.array(queries)
+
+
+def softmax(x):
+    p = np.exp(x - x.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def look_back(tensors, prompt, behind, sources=None):
+    """[layer][head][token behind][source]: attention of the tokens behind a prompt to the prompt's tokens and to each other; of the former only to
+    `sources`. And values [layer][T][kv heads][D]."""
+    n = len(prompt)
+    sources = np.arange(n) if sources is None else sources
+    _, keys, values, queries = forward(tensors, np.concatenate([prompt, behind]))
+    columns = np.concatenate([sources, np.arange(n, n + len(behind))])
+    seen = columns[None, :] <= np.arange(n, n + len(behind))[:, None]
+    kv_head = np.arange(N_HEAD) // (N_HEAD // N_KV_HEAD)
+    score = np.einsum("lqhd,lkhd->lhqk", queries[:, n:], keys[:, columns][:, :, kv_head]) / HEAD_DIM**0.5
+    return softmax(np.where(seen, score, -np.inf)), values
+
+
+def grouped(x):
+    """Query heads of a kv head in an axis of their own."""
+    return x.reshape(x.shape[0], N_KV_HEAD, N_HEAD // N_KV_HEAD, *x.shape[2:])
+
+
+def oracle_scores(tensors, prompt, following):
+    return grouped(look_back(tensors, prompt, following)[0][..., :len(prompt)].mean(2)).mean(2)
+
+
+def kvzip_scores(tensors, prompt):
+    score = np.zeros((N_LAYER, N_KV_HEAD, len(prompt)))
+    for first in range(0, len(prompt), PART):
+        part = prompt[first:first + PART]
+        request = list(REQUESTS[first > 0].encode()) + (list(prompt[first - LEAD:first]) if first else []) + [10]
+        sinks = np.arange(min(SINKS, first))
+        sources = np.concatenate([sinks, np.arange(first, first + len(part))]).astype(int)
+        p, _ = look_back(tensors, prompt, np.concatenate([request, part]).astype(int), sources)
+        score[:, :, first:first + len(part)] = grouped(p[..., len(sinks):len(sources)].max(2)).max(2)
+    return score
+
+
+def best(score, n):
+    """Positions of the n largest, ascending, and the smallest distance from a kept to a dropped score."""
+    order = np.argsort(-score, axis=-1, kind="stable")
+    in_order = np.take_along_axis(score, order, -1)
+    return np.sort(order[..., :n], -1), (in_order[..., n - 1] - in_order[..., n]).min()
+
+
+def eviction_loss(tensors, prompt, following, kept):
+    """mass lost and output error [layer][kv head] of the following tokens, when head h of a layer keeps kept[layer][h]."""
+    p, values = look_back(tensors, prompt, following)
+    stays = np.zeros((N_LAYER, N_KV_HEAD, len(prompt) + len(following)), bool)
+    stays[..., len(prompt):] = True
+    np.put_along_axis(stays, kept, True, -1)
+    p, stays = grouped(p), stays[:, :, None, None]
+    mass = np.where(stays, 0, p).sum(-1).mean((2, 3))
+    less = np.where(stays, p, 0)
+    output = lambda weight: np.einsum("lhgqk,lkhd->lhgqd", weight, values)
+    whole = output(p)
+    wrong = output(less / less.sum(-1, keepdims=True)) - whole
+    return mass, np.sqrt((wrong**2).sum((2, 3, 4)) / (whole**2).sum((2, 3, 4)))
+
+
+def write_witness_answers(path, tensors):
+    tokens = np.random.default_rng(SEED + 1).integers(1, 256, N_TOKENS)
+    prompt, following = tokens[:N_PROMPT], tokens[N_PROMPT:-1] # the last token predicts nothing that is scored
+    parts = ["/* Who looks back at the first tokens of tiny_answers.h, by a float64 pass over data/models/tiny.gguf. Written by scripts/make_tiny_model.py. */\n",
+             f"enum {{ WITNESS_TOKENS = {N_TOKENS}, WITNESS_PROMPT = {N_PROMPT}, WITNESS_KEPT = {N_KEPT}, WITNESS_STREAMS = {N_LAYER * N_KV_HEAD} }};\n"
+             f"#define WITNESS_KVZIP \"kvzip(chunk={PART},lead={LEAD},sink={SINKS})\"\n",
+             c_array(f"int32_t witness_token[{N_TOKENS}]", tokens, "%d"),
+             "/* By layer and kv head: scores of the prompt's tokens, the best of them, what the others cost the tokens behind the prompt. */\n"]
+    for name, score in ("oracle", oracle_scores(tensors, prompt, following)), ("kvzip", kvzip_scores(tensors, prompt)):
+        kept, gap = best(score, N_KEPT)
+        mass, error = eviction_loss(tensors, prompt, following, kept)
+        print(f"{name}: cuts at least {gap:.1e} wide, mass lost {mass.mean():.3f}, output error {error.mean():.3f}", file=sys.stderr)
+        flat = lambda x: x.reshape(N_LAYER * N_KV_HEAD, -1)
+        parts += [c_array(f"float {name}_score[WITNESS_STREAMS][{N_PROMPT}]", flat(score), "%.9g"),
+                  c_array(f"uint32_t {name}_kept[WITNESS_STREAMS][{N_KEPT}]", flat(kept), "%d"),
+                  c_array(f"float {name}_mass_lost[WITNESS_STREAMS]", mass.ravel(), "%.9g"),
+                  c_array(f"float {name}_output_error[WITNESS_STREAMS]", error.ravel(), "%.9g")]
+    path.write_text("\n".join(parts))
 
 
 def greedy(tensors, prompt, n):
@@ -175,7 +261,7 @@ def c_array(declaration, values, form):
 
 def write_answers(path, tensors):
     tokens = np.random.default_rng(SEED + 1).integers(1, 256, N_TOKENS)
-    logits, keys, values = forward(tensors, tokens)
+    logits, keys, values, _ = forward(tensors, tokens)
     windowed = forward(tensors, tokens, window=(SINK, WINDOW))[0]
     int4 = forward(tensors, tokens[:max(INT4_ROWS) + 1], cached=through_int4)[0]
     continuation, gap = greedy(tensors, tokens[:N_GREEDY_PROMPT], N_GREEDY)
@@ -211,6 +297,7 @@ def main():
     tensors = make_tensors()
     write_model(root / "data/models/tiny.gguf", tensors)
     write_answers(root / "data/golden/tiny_answers.h", tensors)
+    write_witness_answers(root / "data/golden/tiny_witness_answers.h", tensors)
 
 
 main()

@@ -6,7 +6,7 @@
 #include "text.h"
 
 /* The parts of a program's text; it owns what was written for it. */
-enum { KVL_COMPOSITION_PARTS = 7 };
+enum { KVL_COMPOSITION_PARTS = 8 };
 struct kvl_composition {
     struct kvl_text sizes, bodies;
     struct kvl_source parts[KVL_COMPOSITION_PARTS];
@@ -18,7 +18,7 @@ struct kvl_compose_target {
 };
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps);
 
-/* Needs no device. kernels: "store.cl" or "attend.cl". tile: query tokens that share a read. */
+/* Needs no device. kernels: "store.cl", "attend.cl", "evict.cl" or "gather.cl". tile: query tokens that share a read. */
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
                        struct kvl_compose_target target, struct kvl_composition *out);
 void kvl_composition_free(struct kvl_composition *composition);

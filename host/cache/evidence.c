@@ -75,3 +75,61 @@ done:
     kvl_free(&sum);
     return status;
 }
+
+/* ---- what an eviction costs ---- */
+
+struct loss {
+    double lost, wrong, whole; /* sums: attention to evicted tokens; squares of the output's change and of the output */
+};
+
+/* One query, which sees the first `seen` tokens of k and v [..][D]; stays [T]: which of the prompt's do. p, two [2][D]: room. */
+static void add_loss(const float *q, const float *k, const float *v, uint32_t seen, uint32_t d, const bool *stays, uint32_t n_token, float *p, float *two,
+                     struct loss *loss)
+{
+    const float scale = 1.0f / sqrtf((float)d);
+    float top = -INFINITY;
+    double mass[2] = {0}; /* of evicted tokens, of kept and later ones */
+    memset(two, 0, 2 * (size_t)d * sizeof *two);
+    for (uint32_t t = 0; t < seen; t++) top = fmaxf(top, p[t] = dot(q, k + (size_t)t * d, d) * scale);
+    for (uint32_t t = 0; t < seen; t++) {
+        const bool there = t >= n_token || stays[t];
+        const float weight = expf(p[t] - top), *value = v + (size_t)t * d;
+        float *sum = two + (there ? d : 0);
+        mass[there] += weight;
+        for (uint32_t c = 0; c < d; c++) sum[c] += weight * value[c];
+    }
+    loss->lost += mass[0] / (mass[0] + mass[1]);
+    for (uint32_t c = 0; c < d; c++) {
+        const double whole = ((double)two[c] + two[d + c]) / (mass[0] + mass[1]), kept = two[d + c] / mass[1];
+        loss->wrong += (kept - whole) * (kept - whole);
+        loss->whole += whole * whole;
+    }
+}
+
+kvl_status kvl_eviction_loss(const struct kvl_selection *kept, uint32_t n_head, uint32_t head_dim, uint32_t n, const float *q, const float *k,
+                             const float *v, float *mass_lost, float *output_error)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t group = n_head / kept->n_kv_head, n_all = kept->n_token + n;
+    bool *stays = NULL;
+    float *p = NULL, *two = NULL;
+    KVL_TRY(kvl_alloc(&stays, kept->n_token, sizeof *stays));
+    KVL_TRY(kvl_alloc(&p, n_all, sizeof *p));
+    KVL_TRY(kvl_alloc(&two, 2 * (size_t)head_dim, sizeof *two));
+    for (uint32_t h = 0; h < kept->n_kv_head; h++) {
+        struct loss loss = {0};
+        const size_t rows = (size_t)h * n_all * head_dim;
+        memset(stays, 0, kept->n_token * sizeof *stays);
+        for (uint32_t i = kept->offset[h]; i < kept->offset[h + 1]; i++) stays[kept->token[i]] = true;
+        for (uint32_t row = 0; row < group * n; row++)
+            add_loss(q + ((size_t)h * group * n + row) * head_dim, k + rows, v + rows, kept->n_token + row % n + 1, head_dim, stays, kept->n_token, p,
+                     two, &loss);
+        mass_lost[h] = (float)(loss.lost / (group * n));
+        output_error[h] = (float)sqrt(loss.wrong / loss.whole);
+    }
+done:
+    kvl_free(&stays);
+    kvl_free(&p);
+    kvl_free(&two);
+    return status;
+}

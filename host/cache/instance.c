@@ -39,7 +39,7 @@ static double load_double(const struct kvl_option *o, const void *priv)
 
 static void set_default(const struct kvl_option *o, void *priv)
 {
-    if (o->type == KVL_OPTION_SCORE) return;
+    if (kvl_option_wraps(o) || o->type == KVL_OPTION_NUMBERS) return; /* priv is zeroed */
     if (o->type == KVL_OPTION_FLOAT)
         store_double(o, priv, o->fallback);
     else
@@ -104,6 +104,32 @@ static kvl_status set_number(const struct kvl_option *o, void *priv, const struc
     return KVL_OK;
 }
 
+/* "A:B*n": numbers, B n times. */
+static kvl_status set_numbers(const struct kvl_option *o, void *priv, const struct kvl_slice *value)
+{
+    struct kvl_numbers *numbers = (struct kvl_numbers *)((char *)priv + o->offset);
+    struct kvl_slice rest = *value;
+    for (bool more = true; more;) {
+        const char *colon = memchr(rest.text + rest.at, ':', rest.n);
+        struct kvl_slice item = kvl_slice_take(&rest, colon ? (size_t)(colon - rest.text) - rest.at : rest.n), number = item;
+        const char *star = memchr(item.text + item.at, '*', item.n);
+        int64_t times = 1;
+        double x;
+        if (star != NULL) {
+            number = kvl_slice_take(&item, (size_t)(star - item.text) - item.at);
+            kvl_slice_take(&item, 1);
+        }
+        if ((star != NULL && !kvl_slice_i64(&item, &times)) || times < 1 || times > KVL_MOST_NUMBERS - (int64_t)numbers->n || !kvl_slice_f64(&number, &x) ||
+            !(x >= o->min && x <= o->max))
+            return kvl_fail_at(&number, "legal are A:B:C..., or 16*14 for 14 times 16, at most 256", "%s: a number from %.10g to %.10g is wanted", o->name, o->min,
+                               o->max);
+        while (times-- > 0) numbers->value[numbers->n++] = x;
+        more = colon != NULL;
+        if (more) kvl_slice_take(&rest, 1);
+    }
+    return KVL_OK;
+}
+
 /* Characters up to the next comma that is outside parentheses. */
 static size_t piece_length(const struct kvl_slice *rest)
 {
@@ -127,8 +153,10 @@ static kvl_status set_piece(const char *owner, const struct kvl_option *options,
     if (o == NULL) return fail_unknown_option(owner, options, n, &name);
     if (given[o - options]) return kvl_fail_at(&name, "give it once", "%s option %s is given twice", owner, o->name);
     given[o - options] = true;
-    if (o->type == KVL_OPTION_SCORE) return KVL_OK; /* the spec's: spec.c */
-    return o->type == KVL_OPTION_CHOICE ? set_choice(o, priv, &value) : set_number(o, priv, &value);
+    if (kvl_option_wraps(o)) return KVL_OK; /* the spec's: spec.c */
+    return o->type == KVL_OPTION_CHOICE    ? set_choice(o, priv, &value)
+           : o->type == KVL_OPTION_NUMBERS ? set_numbers(o, priv, &value)
+                                           : set_number(o, priv, &value);
 }
 
 bool kvl_options_find(const struct kvl_slice *text, const char *name, struct kvl_slice *value)
@@ -218,17 +246,31 @@ static kvl_status print_choice(const struct kvl_plugin_head *plugin, const struc
     return kvl_text_printf(out, "%s%s%.*s", bare ? "" : o->name, bare ? "" : "=", (int)n, text);
 }
 
+static kvl_status print_numbers(const struct kvl_option *o, const struct kvl_numbers *numbers, struct kvl_text *out)
+{
+    kvl_status status = kvl_text_printf(out, "%s=", o->name);
+    for (uint32_t i = 0, same; i < numbers->n && status == KVL_OK; i += same) {
+        for (same = 1; i + same < numbers->n && numbers->value[i + same] == numbers->value[i];) same++;
+        if (i > 0) status = kvl_text_printf(out, ":");
+        if (status == KVL_OK) status = print_double(numbers->value[i], out);
+        if (status == KVL_OK && same > 1) status = kvl_text_printf(out, "*%u", same);
+    }
+    return status;
+}
+
 static kvl_status print_option(const struct kvl_instance *instance, const struct kvl_option *o, struct kvl_text *out)
 {
     if (o->type == KVL_OPTION_CHOICE) return print_choice(instance->plugin, o, load_int(o, instance->priv), out);
     if (o->type == KVL_OPTION_INT) return kvl_text_printf(out, "%s=%d", o->name, load_int(o, instance->priv));
+    if (o->type == KVL_OPTION_NUMBERS) return print_numbers(o, (const struct kvl_numbers *)((const char *)instance->priv + o->offset), out);
     kvl_status status = kvl_text_printf(out, "%s=", o->name);
     return status == KVL_OK ? print_double(load_double(o, instance->priv), out) : status;
 }
 
 static bool is_default(const struct kvl_instance *instance, const struct kvl_option *o)
 {
-    if (o->type == KVL_OPTION_SCORE) return false;
+    if (kvl_option_wraps(o)) return false;
+    if (o->type == KVL_OPTION_NUMBERS) return ((const struct kvl_numbers *)((const char *)instance->priv + o->offset))->n == 0;
     return o->type == KVL_OPTION_FLOAT ? load_double(o, instance->priv) == o->fallback
                                        : load_int(o, instance->priv) == (int32_t)o->fallback;
 }
@@ -248,23 +290,23 @@ kvl_status kvl_instance_print_around(const struct kvl_instance *instance, bool a
         const struct kvl_option *o = &plugin->options[i];
         if (!all && is_default(instance, o)) continue;
         KVL_TRY(kvl_text_printf(out, "%s", printed++ ? "," : "("));
-        KVL_TRY(o->type == KVL_OPTION_SCORE ? kvl_text_printf(out, "%s=%s", o->name, of) : print_option(instance, o, out));
+        KVL_TRY(kvl_option_wraps(o) ? kvl_text_printf(out, "%s=%s", o->name, of) : print_option(instance, o, out));
     }
     if (printed > 0) KVL_TRY(kvl_text_printf(out, ")"));
 done:
     return status;
 }
 
-/* ---- codec calls ---- */
+/* ---- codec and projection calls ---- */
 
 /* Puts the instance's text in front of the reason that the plug-in gave. */
-static kvl_status refused(const struct kvl_instance *codec)
+static kvl_status refused(const struct kvl_instance *instance)
 {
     char reason[512];
     struct kvl_text name = {0};
     snprintf(reason, sizeof reason, "%s", *kvl_error_text() ? kvl_error_text() : "refused without a reason");
     kvl_error_clear();
-    kvl_status status = kvl_instance_print(codec, false, &name);
+    kvl_status status = kvl_instance_print(instance, false, &name);
     if (status == KVL_OK) status = kvl_fail(KVL_E_USAGE, "%s: %s", name.data, reason);
     kvl_text_free(&name);
     return status;
@@ -288,4 +330,16 @@ kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint
     *out = (struct kvl_codec_bytes){0};
     kvl_error_clear();
     return plugin->bytes(codec->priv, &dims, n, out) == 0 ? KVL_OK : refused(codec);
+}
+
+kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, struct kvl_projection_shape *out)
+{
+    const struct kvl_projection *plugin = (const struct kvl_projection *)projection->plugin;
+    const struct kvl_projection_dims dims = {sizeof dims, role, head_dim, 0};
+    *out = (struct kvl_projection_shape){.struct_size = sizeof *out};
+    kvl_error_clear();
+    if (plugin->shape(projection->priv, &dims, out) != 0) return refused(projection);
+    if (out->heads != 0 && out->rank >= 8 && out->rank % 8 == 0 && out->rank <= (uint64_t)out->heads * head_dim) return KVL_OK;
+    kvl_fail(KVL_E_USAGE, "rank %u of %u heads of %u channels: wanted a multiple of 8 up to their product", out->rank, out->heads, head_dim);
+    return refused(projection);
 }

@@ -51,6 +51,8 @@ void kvl_selection_free(struct kvl_selection *selection)
     kvl_free(&selection->offset);
     kvl_free(&selection->token);
     kvl_free(&selection->score);
+    kvl_free(&selection->mass_lost);
+    kvl_free(&selection->output_error);
 }
 
 static const struct kvl_score *score_of(const struct kvl_instance *instance) { return (const struct kvl_score *)instance->plugin; }
@@ -66,12 +68,33 @@ void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *o
         if (one.queries > out->queries) out->queries = one.queries;
         if (one.first_query > out->first_query) out->first_query = one.first_query;
         if (one.normals > out->normals) out->normals = one.normals;
+        if (one.what & KVL_NEED_REPETITION) {
+            out->repeat_tokens = one.repeat_tokens;
+            out->repeat_lead = one.repeat_lead;
+            out->repeat_first = one.repeat_first;
+            out->repeat_later = one.repeat_later;
+            out->repeat_tail = one.repeat_tail;
+        }
     }
+}
+
+uint32_t kvl_repetition_bound(const struct kvl_score_needs *needs, uint32_t n_token)
+{
+    if (!(needs->what & KVL_NEED_REPETITION)) return 0;
+    const size_t first = strlen(needs->repeat_first), later = strlen(needs->repeat_later) + needs->repeat_lead;
+    const size_t request = (first > later ? first : later) + strlen(needs->repeat_tail);
+    return (uint32_t)request + (needs->repeat_tokens < n_token ? needs->repeat_tokens : n_token);
+}
+
+bool kvl_score_runs(const struct kvl_score *score)
+{
+    return score->head.struct_size >= offsetof(struct kvl_score, running) + sizeof score->running && score->running != NULL;
 }
 
 /* A plug-in returned non-zero: its reason, if it gave one. */
 static kvl_status failed(const struct kvl_plugin_head *plugin)
 {
+    if (*kvl_error_text() != '\0') return KVL_E_USAGE;
     return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", plugin->name);
 }
 
@@ -116,16 +139,19 @@ static kvl_status run_scores(const struct kvl_layer_spec *spec, const struct kvl
     return KVL_OK;
 }
 
-static kvl_status keep_everything(const struct kvl_score_input *in, struct kvl_selection *out)
+kvl_status kvl_select_newest(const struct kvl_score_input *in, uint32_t n, struct kvl_selection *out)
 {
     kvl_status status = KVL_OK;
-    KVL_TRY(kvl_alloc(&out->token, (size_t)in->n_kv_head * in->n_token, sizeof *out->token));
-    for (uint32_t h = 0; h < in->n_kv_head; h++) {
-        out->offset[h + 1] = (h + 1) * in->n_token;
-        for (uint32_t t = 0; t < in->n_token; t++) out->token[(size_t)h * in->n_token + t] = t;
+    const uint32_t count = n < in->n_token ? n : in->n_token, heads = in->n_kv_head;
+    *out = (struct kvl_selection){.n_token = in->n_token, .n_kv_head = heads, .target = count};
+    KVL_TRY(kvl_alloc(&out->offset, heads + 1u, sizeof *out->offset));
+    KVL_TRY(kvl_alloc(&out->token, (size_t)heads * count, sizeof *out->token));
+    for (uint32_t h = 0; h < heads; h++) {
+        out->offset[h + 1] = (h + 1) * count;
+        for (uint32_t i = 0; i < count; i++) out->token[(size_t)h * count + i] = in->n_token - count + i;
     }
-    out->target = in->n_token;
 done:
+    if (status != KVL_OK) kvl_selection_free(out);
     return status;
 }
 
@@ -136,12 +162,9 @@ kvl_status kvl_select_layer(const struct kvl_layer_spec *spec, struct kvl_score_
     struct kvl_ranked *room = NULL;
     float *score = NULL;
     uint32_t *target = NULL;
+    if (spec->n_keep == 0) return kvl_select_newest(in, n, out);
     *out = (struct kvl_selection){.n_token = n, .n_kv_head = heads};
     KVL_TRY(kvl_alloc(&out->offset, heads + 1u, sizeof *out->offset));
-    if (spec->n_keep == 0) {
-        KVL_TRY(keep_everything(in, out));
-        goto done;
-    }
     struct kvl_budget_input budget = {
         .struct_size = sizeof budget, .layer = in->layer, .n_layer = in->n_layer, .n_token = n, .n_kv_head = heads};
     KVL_TRY(kvl_amount_resolve(spec->budget.priv, n, token_bytes, &budget.target, &budget.fraction));

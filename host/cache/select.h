@@ -23,11 +23,21 @@ struct kvl_selection {
     uint32_t *offset;  /* [H + 1] */
     uint32_t *token;
     float *score;      /* [H][T] the base score, before heads were split and wrappers applied; NULL: everything is kept */
+    float *mass_lost, *output_error; /* [H], of kvl_eviction_loss; NULL unless the run asked for them */
 };
 void kvl_selection_free(struct kvl_selection *selection);
 
+/* The newest n of all tokens, of every head; the score's fields of in are not read. */
+kvl_status kvl_select_newest(const struct kvl_score_input *in, uint32_t n, struct kvl_selection *out);
+
+/* Whether a score goes on while tokens are decoded (ABI 1.2). */
+bool kvl_score_runs(const struct kvl_score *score);
+
 /* What the scores of a layer's keep= want together; reads nothing where there is none. */
 void kvl_keep_needs(const struct kvl_layer_spec *spec, struct kvl_score_needs *out);
+
+/* Tokens that a repetition of a part of n_token tokens has at most: a token is a byte or more. 0 where none is wanted. */
+uint32_t kvl_repetition_bound(const struct kvl_score_needs *needs, uint32_t n_token);
 
 /* in: everything but target and fraction, which are set here. */
 kvl_status kvl_select_layer(const struct kvl_layer_spec *spec, struct kvl_score_input *in, uint64_t token_bytes, struct kvl_selection *out);

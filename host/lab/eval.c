@@ -73,9 +73,11 @@ kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text 
     if (c->protocol == KVL_P3_PREFILL_EXACT && (c->context == 0 || c->context + 1 >= c->n_ctx))
         return kvl_fail(KVL_E_USAGE, "compress-then-score of %u tokens of context and %d scored: it wants at least 1 and 2", c->context,
                         (int)(c->n_ctx - c->context));
+    if (c->measure_loss && (c->protocol != KVL_P3_PREFILL_EXACT || !kvl_spec_evicts(c->spec)))
+        return kvl_fail(KVL_E_USAGE, "--loss measures what evictions cost, and this run has none: it wants keep= in --kv and --protocol compress-then-score");
     if (c->n_ctx < KVL_EVAL_MIN_CTX)
         return kvl_fail(KVL_E_USAGE, "-c %u: a window needs at least %d tokens", c->n_ctx, KVL_EVAL_MIN_CTX);
-    if (c->n_ctx > limit && !c->allow_long)
+    if (c->n_ctx > limit && !c->allow_long && !kvl_spec_compact(c->spec)) /* of a compact cache the session knows its positions */
         return kvl_fail(KVL_E_USAGE, "-c %u: the model was trained on %u positions; use -c %u or less, or --allow-long", c->n_ctx,
                         limit, limit);
     const uint64_t found = text->n / c->n_ctx;
@@ -109,11 +111,14 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
     const struct kvl_eval_config *c = &e->config;
     const struct kvl_spec *spec[KVL_EVAL_ROLES] = {c->spec, c->base};
 
-    e->first_scored = c->protocol == KVL_P3_PREFILL_EXACT ? c->context : c->n_ctx / 2 + 1;
-    e->n_scored = c->n_ctx - e->first_scored;
-    const uint32_t max_rows = piece_tokens(c) < e->n_scored + 1 ? piece_tokens(c) : e->n_scored + 1;
+    const bool compresses = c->protocol == KVL_P3_PREFILL_EXACT;
+    e->layout = (struct kvl_eval_layout){.n_ctx = c->n_ctx, .context = compresses ? c->context : 0, .first_scored = compresses ? c->context : c->n_ctx / 2 + 1};
+    e->layout.n_scored = c->n_ctx - e->layout.first_scored;
+    const uint32_t late_rows = piece_tokens(c) < e->layout.n_scored + 1 ? piece_tokens(c) : e->layout.n_scored + 1;
+    const uint32_t max_rows = c->early > late_rows ? c->early : late_rows;
     KVL_TRY(kvl_alloc(&e->window, c->n_ctx, sizeof *e->window));
-    KVL_TRY(kvl_alloc(&e->kld, e->n_scored, sizeof *e->kld));
+    KVL_TRY(kvl_alloc(&e->kld, e->layout.n_scored, sizeof *e->kld));
+    KVL_TRY(kvl_alloc(&e->early, c->early, sizeof *e->early));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!spec[role]) continue;
         const struct kvl_session_config session = {.spec = spec[role],
@@ -122,10 +127,11 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
                                                    .protocol = c->protocol,
                                                    .exact = c->exact,
                                                    .max_logits = max_rows,
-                                                   .allow_long = c->allow_long};
+                                                   .allow_long = c->allow_long,
+                                                   .measure_loss = c->measure_loss && role == KVL_EVAL_SPEC};
         KVL_TRY(kvl_spec_check_dims(spec[role], rig->model->dims.n_layer, rig->model->dims.head_dim));
         KVL_TRY(kvl_session_new(rig->weights, &session, &e->session[role]));
-        KVL_TRY(kvl_alloc(&e->score[role], e->n_scored, sizeof *e->score[role]));
+        KVL_TRY(kvl_alloc(&e->score[role], e->layout.n_scored, sizeof *e->score[role]));
     }
     KVL_TRY(kvl_logprob_new(rig->device, rig->model->dims.n_vocab, max_rows, NULL, &e->logprob));
     *out = e;
@@ -145,74 +151,103 @@ void kvl_eval_close(struct kvl_eval **eval)
         kvl_free(&e->score[role]);
     }
     kvl_free(&e->kld);
+    kvl_free(&e->early);
     kvl_free(&e->window);
     kvl_free(eval);
 }
 
-/* Logits of n rows, the first of which is the window's scored row `at`, against the tokens that follow. */
-static kvl_status score_rows(struct kvl_eval *e, uint32_t at, uint32_t n)
+/* Logits of n rows against the tokens that follow, the first of which is the at-th scored one. */
+static kvl_status score_rows(struct kvl_eval *e, const int32_t *targets, uint32_t at, uint32_t n)
 {
-    const int32_t *targets = e->window + e->first_scored + at;
     struct kvl_buffer *logits = kvl_session_logits(e->session[KVL_EVAL_SPEC]);
     if (!e->session[KVL_EVAL_BASE]) return kvl_logprob_score(e->logprob, logits, targets, n, e->score[KVL_EVAL_SPEC] + at);
     return kvl_logprob_compare(e->logprob, kvl_session_logits(e->session[KVL_EVAL_BASE]), logits, targets, n,
                                e->score[KVL_EVAL_BASE] + at, e->score[KVL_EVAL_SPEC] + at, e->kld + at);
 }
 
-/* Tokens start .. end-1 of the window through all sessions, then the scores of the rows among them that predict a scored token. */
-static kvl_status run_piece(struct kvl_eval *e, uint32_t start, uint32_t end, uint64_t ns[KVL_EVAL_ROLES])
+/* Tokens start .. end - 1 through all sessions, with the logits of n tokens from `first` on. */
+static kvl_status forward_piece(struct kvl_eval *e, uint32_t start, uint32_t end, uint32_t first, uint32_t n, uint64_t ns[KVL_EVAL_ROLES])
 {
     kvl_status status = KVL_OK;
-    const uint32_t n_ctx = e->config.n_ctx, before = e->first_scored - 1;
-    const uint32_t first = start > before ? start : before; /* row of the first logits wanted */
-    const uint32_t n_logits = end > first ? end - first : 0;
-    const uint32_t n_scored = end == n_ctx && n_logits > 0 ? n_logits - 1 : n_logits; /* the last row has no next token */
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!e->session[role]) continue;
         const uint64_t begin = kvl_now_ns();
-        KVL_TRY(kvl_session_forward(e->session[role], e->window + start, end - start, n_logits));
+        KVL_TRY(kvl_session_forward_at(e->session[role], e->window + start, end - start, first - start, n));
         KVL_TRY(kvl_device_finish(e->rig->device));
         ns[role] += kvl_now_ns() - begin;
     }
-    if (n_scored > 0) KVL_TRY(score_rows(e, first - before, n_scored));
+done:
+    return status;
+}
+
+/* Tokens start .. end - 1, and the scores of the tokens that these predict: early ones in the context, else those scored. */
+static kvl_status run_piece(struct kvl_eval *e, const struct kvl_eval_layout *l, uint32_t start, uint32_t end, uint64_t ns[KVL_EVAL_ROLES])
+{
+    kvl_status status = KVL_OK;
+    if (end <= l->context && l->n_early > 0) {
+        KVL_TRY(forward_piece(e, start, end, l->first_early - 1, l->n_early, ns));
+        KVL_TRY(kvl_logprob_score(e->logprob, kvl_session_logits(e->session[KVL_EVAL_SPEC]), e->window + l->first_early, l->n_early, e->early));
+        goto done;
+    }
+    const uint32_t before = l->first_scored - 1, past = before + l->n_scored; /* rows that predict a scored token */
+    const uint32_t first = start > before ? start : before, last = end < past ? end : past, n = last > first ? last - first : 0;
+    KVL_TRY(forward_piece(e, start, end, n > 0 ? first : start, n, ns));
+    if (n > 0) KVL_TRY(score_rows(e, e->window + first + 1, first - before, n));
 done:
     return status;
 }
 
 /* Where the piece that begins at `start` ends: under P3 the context is one piece. */
-static uint32_t piece_end(const struct kvl_eval_config *c, uint32_t start)
+static uint32_t piece_end(const struct kvl_eval *e, const struct kvl_eval_layout *l, uint32_t start)
 {
-    const uint32_t piece = c->protocol == KVL_P3_PREFILL_EXACT && start == 0 ? c->context : piece_tokens(c);
-    return c->n_ctx - start > piece ? start + piece : c->n_ctx;
+    const uint32_t piece = l->context > 0 && start == 0 ? l->context : piece_tokens(&e->config);
+    return l->n_ctx - start > piece ? start + piece : l->n_ctx;
+}
+
+kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, struct kvl_record *record)
+{
+    static const char *const phase[KVL_EVAL_ROLES] = {"window", "base window"};
+    kvl_status status = KVL_OK;
+    uint64_t ns[KVL_EVAL_ROLES] = {0};
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (!e->session[role]) continue;
+        KVL_TRY(kvl_session_reset(e->session[role]));
+        if (l->context > 0) kvl_session_following(e->session[role], e->window + l->context, l->n_ctx - l->context - 1); /* the last one asks nothing */
+    }
+    for (uint32_t start = 0, end; start < l->n_ctx; start = end) {
+        end = piece_end(e, l, start);
+        KVL_TRY(run_piece(e, l, start, end, ns));
+        if (start == 0) KVL_TRY(kvl_record_eviction(record, e->session[KVL_EVAL_SPEC]));
+    }
+    KVL_TRY(kvl_record_running(record, e->session[KVL_EVAL_SPEC]));
+    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
+        if (!e->session[role]) continue;
+        KVL_TRY(kvl_record_step(record, e->session[role], phase[role], l->n_ctx, ns[role], NULL));
+        e->forward_ns[role] += ns[role];
+    }
+    e->n_forward += l->n_ctx;
+done:
+    return status;
 }
 
 kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record *record)
 {
-    static const char *const phase[KVL_EVAL_ROLES] = {"window", "base window"};
-    kvl_status status = KVL_OK;
     const uint32_t n_ctx = e->config.n_ctx;
     const struct kvl_tokenizer *tokenizer = e->rig->model->tokenizer;
-    uint64_t ns[KVL_EVAL_ROLES] = {0};
-
     memcpy(e->window, e->text->tokens + chunk * n_ctx, n_ctx * sizeof *e->window);
     if (kvl_tokenizer_adds_bos(tokenizer)) e->window[0] = kvl_tokenizer_bos(tokenizer);
-    for (int role = 0; role < KVL_EVAL_ROLES; role++)
-        if (e->session[role]) KVL_TRY(kvl_session_reset(e->session[role]));
-    for (uint32_t start = 0, end; start < n_ctx; start = end) {
-        end = piece_end(&e->config, start);
-        KVL_TRY(run_piece(e, start, end, ns));
-    }
-    for (int role = 0; role < KVL_EVAL_ROLES; role++) {
-        if (!e->session[role]) continue;
-        KVL_TRY(kvl_record_step(record, e->session[role], phase[role], n_ctx, ns[role], NULL));
-        e->forward_ns[role] += ns[role];
-    }
-    e->n_forward += n_ctx;
-done:
+    const kvl_status status = kvl_eval_run(e, &e->layout, record);
     if (status == KVL_E_INTERRUPTED)
         kvl_fail(status, "interrupted: %llu of %llu windows are committed", (unsigned long long)(chunk - e->config.first_chunk),
                  (unsigned long long)e->config.chunks);
     return status;
+}
+
+double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++) sum += score[i].nll;
+    return sum / (double)n;
 }
 
 double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
@@ -222,30 +257,56 @@ double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
 
 /* ---- bins ---- */
 
-const struct kvl_eval_bin kvl_eval_bins[KVL_EVAL_BINS] = {{"nll_1_16", 1, 16}, {"nll_17_64", 17, 64}, {"nll_65_256", 65, 256}};
+const struct kvl_eval_bin kvl_eval_bins[KVL_EVAL_BINS] = {{"nll_1_16", "kld_1_16", "same_top1_1_16", 1, 16},
+                                                          {"nll_17_64", "kld_17_64", "same_top1_17_64", 17, 64},
+                                                          {"nll_65_256", "kld_65_256", "same_top1_65_256", 65, 256}};
+
+static double mean_or_nan(const struct kvl_moments *m) { return m->n > 0 ? m->mean : NAN; }
 
 void kvl_eval_bin_window(const struct kvl_eval *e, struct kvl_eval_chunk *out)
 {
+    const struct kvl_row_score *spec = e->score[KVL_EVAL_SPEC], *base = e->score[KVL_EVAL_BASE];
+    const uint32_t n = e->config.protocol == KVL_P3_PREFILL_EXACT ? e->layout.n_scored : 0;
     for (int i = 0; i < KVL_EVAL_BINS; i++) {
-        struct kvl_moments bin = {0};
-        for (uint32_t t = kvl_eval_bins[i].from; t <= kvl_eval_bins[i].to && t <= e->n_scored; t++)
-            kvl_moments_add(&bin, e->score[KVL_EVAL_SPEC][t - 1].nll);
-        out->bin[i] = e->config.protocol == KVL_P3_PREFILL_EXACT && bin.n > 0 ? bin.mean : NAN;
+        struct kvl_moments nll = {0}, kld = {0}, same = {0};
+        for (uint32_t t = kvl_eval_bins[i].from - 1; t < kvl_eval_bins[i].to && t < n; t++) {
+            kvl_moments_add(&nll, spec[t].nll);
+            if (base == NULL) continue;
+            kvl_moments_add(&kld, e->kld[t]);
+            kvl_moments_add(&same, spec[t].argmax == base[t].argmax);
+        }
+        out->bin.nll[i] = mean_or_nan(&nll);
+        out->bin.kld[i] = mean_or_nan(&kld);
+        out->bin.same_top1[i] = mean_or_nan(&same);
     }
 }
 
-size_t kvl_eval_bin_cells(const struct kvl_eval *e, const struct kvl_eval_chunk *chunk, union kvl_cell *cells)
+void kvl_eval_bin_cells(const struct kvl_eval *e, const struct kvl_eval_chunk *chunk, union kvl_cell *cells)
 {
-    if (e->config.protocol != KVL_P3_PREFILL_EXACT) return 0;
-    for (int i = 0; i < KVL_EVAL_BINS; i++) cells[i].f64 = chunk->bin[i];
-    return KVL_EVAL_BINS;
+    const double *const measure[] = {chunk->bin.nll, chunk->bin.kld, chunk->bin.same_top1};
+    if (e->config.protocol != KVL_P3_PREFILL_EXACT) return;
+    for (int m = 0; m < (e->config.base != NULL ? 3 : 1); m++)
+        for (int i = 0; i < KVL_EVAL_BINS; i++) cells[m * KVL_EVAL_BINS + i].f64 = measure[m][i];
 }
 
 void kvl_eval_bin_means(struct kvl_eval_ppl *result)
 {
+    result->bin = (struct kvl_eval_binned){0};
+    for (uint64_t c = 0; c < result->n_chunks; c++)
+        for (int i = 0; i < KVL_EVAL_BINS; i++) {
+            result->bin.nll[i] += result->chunk[c].bin.nll[i] / (double)result->n_chunks;
+            result->bin.kld[i] += result->chunk[c].bin.kld[i] / (double)result->n_chunks;
+            result->bin.same_top1[i] += result->chunk[c].bin.same_top1[i] / (double)result->n_chunks;
+        }
+}
+
+size_t kvl_eval_bin_facts(const struct kvl_eval_binned *bin, struct kvl_fact *facts)
+{
+    size_t n = 0;
     for (int i = 0; i < KVL_EVAL_BINS; i++) {
-        double sum = 0.0;
-        for (uint64_t c = 0; c < result->n_chunks; c++) sum += result->chunk[c].bin[i];
-        result->bin[i] = sum / (double)result->n_chunks;
+        const struct kvl_fact all[] = {{kvl_eval_bins[i].nll, bin->nll[i]}, {kvl_eval_bins[i].kld, bin->kld[i]}, {kvl_eval_bins[i].same_top1, bin->same_top1[i]}};
+        for (size_t m = 0; m < sizeof all / sizeof *all; m++)
+            if (!isnan(all[m].value)) facts[n++] = all[m];
     }
+    return n;
 }

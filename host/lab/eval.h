@@ -38,10 +38,13 @@ enum { KVL_EVAL_MIN_CTX = 8 };
 /* Scored tokens by their distance from the compression: bin i holds the from-th to the to-th of them (P3). */
 enum { KVL_EVAL_BINS = 3 };
 struct kvl_eval_bin {
-    const char *name; /* of its mean nll: "nll_1_16" */
+    const char *nll, *kld, *same_top1; /* names of its means: "nll_1_16" */
     uint32_t from, to;
 };
 extern const struct kvl_eval_bin kvl_eval_bins[KVL_EVAL_BINS];
+struct kvl_eval_binned { /* means by distance: NaN where there is none, and the last two without a base */
+    double nll[KVL_EVAL_BINS], kld[KVL_EVAL_BINS], same_top1[KVL_EVAL_BINS];
+};
 
 struct kvl_eval_config {
     const struct kvl_spec *spec, *base; /* base: NULL, or the cache that `spec` is compared with */
@@ -49,7 +52,17 @@ struct kvl_eval_config {
     uint32_t context;                   /* P3: tokens of a window that are prefilled and compressed; the rest is scored */
     uint64_t first_chunk, chunks;       /* chunks 0 = all from first_chunk on */
     enum kvl_protocol protocol;
+    uint32_t early;                     /* P3: most tokens of a context that are scored before the compression (kvl_eval_layout) */
+    bool measure_loss;                  /* P3: what evictions cost the scored tokens, into the run file */
     bool exact, allow_long;
+};
+
+/* How a sequence of tokens is run. Token t is scored by the logits after token t - 1. */
+struct kvl_eval_layout {
+    uint32_t n_ctx;                  /* its tokens; at most the config's */
+    uint32_t context;                /* P3: those that are prefilled, then compressed; else 0 */
+    uint32_t first_early, n_early;   /* P3: tokens of the context that are scored on the way; with any, first_early > 0 and first_scored > context */
+    uint32_t first_scored, n_scored; /* tokens that are scored */
 };
 
 enum kvl_eval_role { KVL_EVAL_SPEC, KVL_EVAL_BASE, KVL_EVAL_ROLES };
@@ -60,10 +73,11 @@ struct kvl_eval {
     struct kvl_eval_config config; /* chunks resolved, ubatch as used */
     struct kvl_session *session[KVL_EVAL_ROLES];
     struct kvl_logprob *logprob;
+    struct kvl_eval_layout layout;                  /* of a window of the text */
     int32_t *window;                                /* [n_ctx] the tokens of the window at work */
     struct kvl_row_score *score[KVL_EVAL_ROLES];    /* [n_scored] of the last window */
     float *kld;                                     /* [n_scored] of the last window, with a base */
-    uint32_t first_scored, n_scored;                /* a window: tokens first_scored .. n_ctx - 1 */
+    struct kvl_row_score *early;                    /* [config.early] the same before the compression, so for every cache alike */
     uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
 };
 
@@ -76,7 +90,11 @@ void kvl_eval_close(struct kvl_eval **eval);
 
 /* Runs window `chunk` through all sessions and fills score and kld. Blocks. KVL_E_INTERRUPTED after Ctrl-C. */
 kvl_status kvl_eval_window(struct kvl_eval *eval, uint64_t chunk, struct kvl_record *record);
+/* The same for tokens that the caller has put into eval->window. KVL_E_INTERRUPTED without a message. */
+kvl_status kvl_eval_run(struct kvl_eval *eval, const struct kvl_eval_layout *layout, struct kvl_record *record);
 
+/* Mean of n tokens' nll. */
+double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n);
 double kvl_eval_tokens_per_s(const struct kvl_eval *eval, enum kvl_eval_role role);
 
 /* ---- results; every nll is a mean in nats a token, every fraction a fraction ---- */
@@ -85,7 +103,7 @@ struct kvl_eval_chunk {
     uint64_t chunk;
     uint32_t n;
     double nll, nll_base, kld, same_top1; /* the last three: eval kld only */
-    double bin[KVL_EVAL_BINS];            /* P3: mean nll by distance, NaN where there is none */
+    struct kvl_eval_binned bin;           /* P3 */
 };
 
 struct kvl_eval_ppl {
@@ -93,7 +111,7 @@ struct kvl_eval_ppl {
     uint64_t n_chunks, n_tokens;
     double nll, ppl, ppl_se, ppl_se_chunk; /* se: over tokens; se_chunk: over windows, NaN for one window */
     double tokens_per_s;                   /* forward pass of a window */
-    double bin[KVL_EVAL_BINS];             /* P3: mean nll by distance, NaN where there is none */
+    struct kvl_eval_binned bin;            /* P3 */
 };
 /* `record` gets a row a window in its table (`binned` under P3), and the summary. On an error *out holds the windows done so far. */
 extern const struct kvl_record_table kvl_eval_ppl_table, kvl_eval_ppl_binned_table;
@@ -113,15 +131,18 @@ extern const struct kvl_record_table kvl_eval_kld_table, kvl_eval_kld_binned_tab
 kvl_status kvl_eval_kld(struct kvl_eval *eval, struct kvl_record *record, struct kvl_eval_kld *out);
 void kvl_eval_kld_free(struct kvl_eval_kld *result);
 
-/* The nll of a window's scored tokens into `window` and, under P3, its bins. */
+/* The bins of the last window, under P3. */
 void kvl_eval_bin_window(const struct kvl_eval *eval, struct kvl_eval_chunk *out);
-/* The bins' cells behind a row's other cells; their number (0 unless P3). */
-size_t kvl_eval_bin_cells(const struct kvl_eval *eval, const struct kvl_eval_chunk *chunk, union kvl_cell *cells);
+/* The bins' cells behind a row's other cells, none unless P3: those of nll, and with a base of kld and same_top1. */
+void kvl_eval_bin_cells(const struct kvl_eval *eval, const struct kvl_eval_chunk *chunk, union kvl_cell *cells);
+/* Those that are defined as facts; their number, at most KVL_EVAL_BIN_FACTS. */
+enum { KVL_EVAL_BIN_FACTS = 3 * KVL_EVAL_BINS };
+size_t kvl_eval_bin_facts(const struct kvl_eval_binned *bin, struct kvl_fact *facts);
 /* Means of the bins over windows of equal size. */
 void kvl_eval_bin_means(struct kvl_eval_ppl *result);
 
 /* The results as the named numbers of the run file and of --json. `facts` has room for KVL_EVAL_FACTS. Return their number. */
-enum { KVL_EVAL_FACTS = 40 };
+enum { KVL_EVAL_FACTS = 48 };
 size_t kvl_eval_ppl_facts(const struct kvl_eval_ppl *result, struct kvl_fact *facts);
 size_t kvl_eval_kld_facts(const struct kvl_eval_kld *result, struct kvl_fact *facts);
 

@@ -15,9 +15,15 @@ static const struct kvl_column columns[] = {
     {"nll_1_16", "1", "nll of the 1st to 16th token after the compression", KVL_COL_F64},
     {"nll_17_64", "1", "of the 17th to 64th", KVL_COL_F64},
     {"nll_65_256", "1", "of the 65th to 256th", KVL_COL_F64},
+    {"kld_1_16", "1", "KLD(base || strategy) of the 1st to 16th token after the compression", KVL_COL_F64},
+    {"kld_17_64", "1", "of the 17th to 64th", KVL_COL_F64},
+    {"kld_65_256", "1", "of the 65th to 256th", KVL_COL_F64},
+    {"same_top1_1_16", "1", "fraction of equal top tokens among the 1st to 16th token after the compression", KVL_COL_F64},
+    {"same_top1_17_64", "1", "of the 17th to 64th", KVL_COL_F64},
+    {"same_top1_65_256", "1", "of the 65th to 256th", KVL_COL_F64},
 };
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-const struct kvl_record_table kvl_eval_kld_table = {"/quality", columns, N_COLUMNS - KVL_EVAL_BINS};
+enum { N_COLUMNS = sizeof columns / sizeof *columns, N_PLAIN = N_COLUMNS - KVL_EVAL_BIN_FACTS };
+const struct kvl_record_table kvl_eval_kld_table = {"/quality", columns, N_PLAIN};
 const struct kvl_record_table kvl_eval_kld_binned_table = {"/quality", columns, N_COLUMNS};
 
 struct token_sums {
@@ -41,16 +47,16 @@ static kvl_status score_window(struct kvl_eval *e, uint64_t chunk, struct kvl_re
     kvl_status status = KVL_OK;
     struct token_sums window = {0};
     KVL_TRY(kvl_eval_window(e, chunk, record));
-    for (uint32_t i = 0; i < e->n_scored; i++) {
+    for (uint32_t i = 0; i < e->layout.n_scored; i++) {
         add_token(&window, &e->score[KVL_EVAL_SPEC][i], &e->score[KVL_EVAL_BASE][i], e->kld[i]);
         add_token(all, &e->score[KVL_EVAL_SPEC][i], &e->score[KVL_EVAL_BASE][i], e->kld[i]);
         kld[i] = e->kld[i];
     }
-    *out = (struct kvl_eval_chunk){chunk, e->n_scored, window.nll.mean, window.nll_base.mean, window.kld.mean, window.same.mean};
+    *out = (struct kvl_eval_chunk){chunk, e->layout.n_scored, window.nll.mean, window.nll_base.mean, window.kld.mean, window.same.mean};
     kvl_eval_bin_window(e, out);
     union kvl_cell cells[N_COLUMNS] = {{.u64 = chunk},         {.f64 = out->nll}, {.u64 = out->n},
                                     {.f64 = out->nll_base}, {.f64 = out->kld}, {.f64 = out->same_top1}};
-    kvl_eval_bin_cells(e, out, cells + N_COLUMNS - KVL_EVAL_BINS);
+    kvl_eval_bin_cells(e, out, cells + N_PLAIN);
     KVL_TRY(kvl_record_row(record, cells));
 done:
     return status;
@@ -106,9 +112,9 @@ kvl_status kvl_eval_kld(struct kvl_eval *e, struct kvl_record *record, struct kv
     *out = (struct kvl_eval_kld){0};
     kvl_progress_start(&progress, label, "tok", chunks * e->config.n_ctx);
     KVL_TRY(kvl_alloc(&out->spec.chunk, chunks, sizeof *out->spec.chunk));
-    KVL_TRY(kvl_alloc(&kld, chunks * e->n_scored, sizeof *kld));
+    KVL_TRY(kvl_alloc(&kld, chunks * e->layout.n_scored, sizeof *kld));
     for (uint64_t i = 0; i < chunks; i++) {
-        KVL_TRY(score_window(e, e->config.first_chunk + i, record, &all, kld + i * e->n_scored, &out->spec.chunk[i]));
+        KVL_TRY(score_window(e, e->config.first_chunk + i, record, &all, kld + i * e->layout.n_scored, &out->spec.chunk[i]));
         out->spec.n_chunks = i + 1;
         summarize(&all, out);
         snprintf(label, sizeof label, "eval kld  %.6f +/- %.6f", out->kld_mean, out->kld_se);
@@ -116,7 +122,7 @@ kvl_status kvl_eval_kld(struct kvl_eval *e, struct kvl_record *record, struct kv
     }
     out->spec.tokens_per_s = kvl_eval_tokens_per_s(e, KVL_EVAL_SPEC);
     out->base_tokens_per_s = kvl_eval_tokens_per_s(e, KVL_EVAL_BASE);
-    quantiles(kld, chunks * e->n_scored, out);
+    quantiles(kld, chunks * e->layout.n_scored, out);
     KVL_TRY(kvl_record_memory(record, e->session[KVL_EVAL_SPEC]));
 done:
     kvl_progress_end(&progress);

@@ -23,13 +23,13 @@ static kvl_status score_window(struct kvl_eval *e, uint64_t chunk, struct kvl_re
     kvl_status status = KVL_OK;
     struct kvl_moments window = {0};
     KVL_TRY(kvl_eval_window(e, chunk, record));
-    for (uint32_t i = 0; i < e->n_scored; i++) {
+    for (uint32_t i = 0; i < e->layout.n_scored; i++) {
         kvl_moments_add(&window, e->score[KVL_EVAL_SPEC][i].nll);
         kvl_moments_add(tokens, e->score[KVL_EVAL_SPEC][i].nll);
     }
-    *out = (struct kvl_eval_chunk){.chunk = chunk, .n = e->n_scored, .nll = window.mean};
+    *out = (struct kvl_eval_chunk){.chunk = chunk, .n = e->layout.n_scored, .nll = window.mean};
     kvl_eval_bin_window(e, out);
-    union kvl_cell cells[N_COLUMNS] = {{.u64 = chunk}, {.f64 = window.mean}, {.u64 = e->n_scored}};
+    union kvl_cell cells[N_COLUMNS] = {{.u64 = chunk}, {.f64 = window.mean}, {.u64 = e->layout.n_scored}};
     kvl_eval_bin_cells(e, out, cells + N_COLUMNS - KVL_EVAL_BINS);
     KVL_TRY(kvl_record_row(record, cells));
 done:
@@ -78,7 +78,5 @@ size_t kvl_eval_ppl_facts(const struct kvl_eval_ppl *r, struct kvl_fact *facts)
     facts[n++] = (struct kvl_fact){"n_tokens", (double)r->n_tokens, true};
     facts[n++] = (struct kvl_fact){"n_chunks", (double)r->n_chunks, true};
     facts[n++] = (struct kvl_fact){"prefill_tokens_per_s", r->tokens_per_s};
-    for (int i = 0; i < KVL_EVAL_BINS; i++)
-        if (!isnan(r->bin[i])) facts[n++] = (struct kvl_fact){kvl_eval_bins[i].name, r->bin[i]};
-    return n;
+    return n + kvl_eval_bin_facts(&r->bin, facts + n);
 }

@@ -14,6 +14,10 @@ struct kvl_fact { /* a named number */
     bool is_count; /* stored as an integer */
 };
 
+struct kvl_word { /* a named text */
+    const char *name, *text;
+};
+
 struct kvl_record_table { /* a table of the command besides /steps and /kernels */
     const char *group;
     const struct kvl_column *columns;
@@ -31,9 +35,12 @@ struct kvl_record_config {
     enum kvl_protocol protocol;
     uint32_t ubatch, n_ctx;
     bool exact;
+    bool measures_loss;  /* evictions come with their losses */
     const char *text_sha256; /* NULL = the run has no text */
     const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
     size_t n_settings;
+    const struct kvl_word *words;    /* and texts: lists, choices */
+    size_t n_words;
     const struct kvl_record_table *table; /* NULL = none */
 };
 
@@ -45,6 +52,10 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
  * or reset). */
 kvl_status kvl_record_step(struct kvl_record *record, struct kvl_session *session, const char *phase, uint64_t n_tokens,
                            uint64_t duration_ns, const struct kvl_counters *before);
+/* Rows of /evictions and /evictions/positions: what the session's last prompt left of each layer and head. Nothing if the spec evicts nothing. */
+kvl_status kvl_record_eviction(struct kvl_record *record, struct kvl_session *session);
+/* The same of what layers that evict while tokens are decoded hold now. Blocks. */
+kvl_status kvl_record_running(struct kvl_record *record, struct kvl_session *session);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */

@@ -12,7 +12,7 @@ struct kvl_weights;
 kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *device, struct kvl_weights **out);
 void kvl_weights_free(struct kvl_weights **weights);
 /* Bytes that kvl_weights_load would take, from the file alone. */
-kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes);
+uint64_t kvl_weights_bytes(const struct kvl_model *model);
 
 struct kvl_session_config {
     const struct kvl_spec *spec; /* borrowed: outlives the session */
@@ -22,6 +22,8 @@ struct kvl_session_config {
     bool exact;                  /* f32 activations and accumulation, exact segments in f32 */
     uint32_t max_logits;         /* most logits rows of one forward call; 0 = 1 */
     bool allow_long;             /* positions beyond the trained context */
+    const struct kvl_prompt_observer *observer; /* NULL, or who is shown the prompt's queries and keys (host/cache/prompt.h); borrowed */
+    bool measure_loss;           /* what evictions cost the tokens of kvl_session_following: struct kvl_selection's last members */
 };
 
 struct kvl_session;
@@ -41,6 +43,11 @@ uint32_t kvl_session_position(const struct kvl_session *session); /* tokens seen
  * which stays valid until the next call.
  * Ctrl-C ends this call and kvl_session_fill before the next piece with KVL_E_INTERRUPTED and no message: the caller knows what is lost. */
 kvl_status kvl_session_forward(struct kvl_session *session, const int32_t *tokens, uint32_t n, uint32_t n_logits);
+/* The same with logits for the n_logits tokens from the first_logit-th on. */
+kvl_status kvl_session_forward_at(struct kvl_session *session, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits);
+/* Says which n tokens are going to follow the prompt, which the next forward call brings: for scores that read them and for measure_loss.
+ * Borrowed until then. */
+void kvl_session_following(struct kvl_session *session, const int32_t *tokens, uint32_t n);
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *session); /* row stride n_vocab floats */
 /* Blocks: copies row i of the last call's logits, [n_vocab]. */
 kvl_status kvl_session_read_logits(struct kvl_session *session, uint32_t row, float *logits);
@@ -71,7 +78,7 @@ kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes
 
 /* What a session would reserve besides the weights, without a device: its cache's plan, and the scratch of the forward pass (0: none).
  * tuning: of the device; NULL = built-in. */
-enum { KVL_SESSION_SCRATCH = 11 };
+enum { KVL_SESSION_SCRATCH = 12 };
 void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
                          uint64_t bytes[KVL_SESSION_SCRATCH]);
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,

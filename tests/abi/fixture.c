@@ -28,6 +28,10 @@
 #define SHAPE shape
 #endif
 
+#ifndef LEARN
+#define LEARN NULL
+#endif
+
 struct options {
     int32_t whole, mode, fail, unused;
     double ratio;
@@ -69,6 +73,8 @@ static int decode(const void *priv, const struct kvl_codec_dims *dims, const flo
     abort();
 }
 
+static int learn(const void *priv, const struct kvl_codec_dims *dims, const struct kvl_prompt_rows *in, float *table) { abort(); }
+
 /* With GROWN, what a codec of a later minor version looks like. */
 struct grown_codec {
     struct kvl_codec codec;
@@ -96,7 +102,8 @@ static const struct grown_codec plugin = {.codec = {.head = {.magic = MAGIC,
                                                     .shape = SHAPE,
                                                     .bytes = bytes,
                                                     .ref_encode = encode,
-                                                    .ref_decode = decode}};
+                                                    .ref_decode = decode,
+                                                    .learn = LEARN}};
 
 #ifndef NO_SYMBOL
 extern const struct kvl_plugin_head *const kvl_plugins[];

@@ -1,4 +1,4 @@
-/* A host of plug-in ABI 1.0 (v1_0/kvl_plugin.h, frozen) that meets a plug-in of today: its known answers must come out of the structs as they
+/* A host of an earlier plug-in ABI (v1_0/kvl_plugin.h, v1_1/kvl_plugin.h, frozen) that meets a plug-in of today: its known answers must come out of the structs as they
  * were. Called with the shared object and a codec's name. */
 #include "kvl_plugin.h"
 #include <dlfcn.h>

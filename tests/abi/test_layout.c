@@ -65,6 +65,8 @@ static const struct frozen layout[] = {
     AT(kvl_codec_shape, stream_bytes, 32),
     AT(kvl_codec_shape, table_floats, 40),
     AT(kvl_codec_shape, aux_floats, 44),
+    AT(kvl_codec_shape, learn_queries, 48), /* from here on: ABI 1.2 */
+    AT(kvl_codec_shape, reserved, 52),
 
     AT(kvl_codec_bytes, payload, 0),
     AT(kvl_codec_bytes, scale, 8),
@@ -94,6 +96,14 @@ static const struct frozen layout[] = {
     AT(kvl_codec, reserved2, 164),
     AT(kvl_codec, calibrate, 168), /* from here on: ABI 1.1 */
     AT(kvl_codec, known_tables, 176),
+    AT(kvl_codec, learn, 184), /* from here on: ABI 1.2 */
+
+    AT(kvl_prompt_rows, struct_size, 0),
+    AT(kvl_prompt_rows, n_row, 4),
+    AT(kvl_prompt_rows, n_head, 8),
+    AT(kvl_prompt_rows, n_query, 12),
+    AT(kvl_prompt_rows, x, 16),
+    AT(kvl_prompt_rows, q, 24),
 
     AT(kvl_calibration, struct_size, 0),
     AT(kvl_calibration, context, 8),
@@ -104,6 +114,22 @@ static const struct frozen layout[] = {
     AT(kvl_score_needs, queries, 8),
     AT(kvl_score_needs, first_query, 12),
     AT(kvl_score_needs, normals, 16),
+    AT(kvl_score_needs, repeat_tokens, 24), /* from here on: ABI 1.2 */
+    AT(kvl_score_needs, repeat_lead, 28),
+    AT(kvl_score_needs, repeat_first, 32),
+    AT(kvl_score_needs, repeat_later, 40),
+    AT(kvl_score_needs, repeat_tail, 48),
+
+    AT(kvl_numbers, n, 0),
+    AT(kvl_numbers, value, 8),
+    SIZE(kvl_numbers, 2056),
+
+    AT(kvl_witness, n, 0),
+    AT(kvl_witness, first, 4),
+    AT(kvl_witness, end, 8),
+    AT(kvl_witness, q, 16),
+    AT(kvl_witness, k, 24),
+    SIZE(kvl_witness, 32),
 
     AT(kvl_score_input, struct_size, 0),
     AT(kvl_score_input, layer, 4),
@@ -127,6 +153,8 @@ static const struct frozen layout[] = {
     AT(kvl_score_input, w_o, 112),
     AT(kvl_score_input, normal, 120),
     AT(kvl_score_input, rope_freq, 128),
+    AT(kvl_score_input, witness, 136), /* from here on: ABI 1.2 */
+    AT(kvl_score_input, n_witness, 144),
 
     AT(kvl_score, needs, 96),
     AT(kvl_score, ref, 104),
@@ -148,6 +176,20 @@ static const struct frozen layout[] = {
 
     AT(kvl_budget, layer_target, 96),
     AT(kvl_budget, split, 104),
+
+    AT(kvl_projection_dims, struct_size, 0), /* all of projections: ABI 1.2 */
+    AT(kvl_projection_dims, role, 4),
+    AT(kvl_projection_dims, head_dim, 8),
+    SIZE(kvl_projection_dims, 16),
+    AT(kvl_projection_shape, struct_size, 0),
+    AT(kvl_projection_shape, heads, 4),
+    AT(kvl_projection_shape, rank, 8),
+    AT(kvl_projection_shape, rebuilt, 12),
+    AT(kvl_projection_shape, table_floats, 16),
+    AT(kvl_projection, roles, 96),
+    AT(kvl_projection, shape, 104),
+    AT(kvl_projection, matrices, 112),
+    AT(kvl_projection, calibrate, 120),
 };
 
 static void layout_is_frozen(void **state)
@@ -165,6 +207,10 @@ static void numbers_are_frozen(void **state)
     assert_int_equal(KVL_OPTION_INT | KVL_OPTION_FLOAT << 4 | KVL_OPTION_CHOICE << 8 | KVL_OPTION_SCORE << 12, 0x4321);
     assert_int_equal(KVL_NEED_K | KVL_NEED_V << 8 | KVL_NEED_QUERIES << 16, 0x40201);
     assert_int_equal(KVL_NEED_QUERY_STATS | KVL_NEED_COLUMN_SUMS | KVL_NEED_OUTPUT | KVL_NEED_NORMALS, 0x78);
+    assert_int_equal(KVL_NEED_FOLLOWING | KVL_NEED_REPETITION, 0x180);
+    assert_int_equal(KVL_OPTION_NUMBERS, 5);
+    assert_int_equal(KVL_KIND_PROJECTION, 4);
+    assert_int_equal(KVL_OPTION_CODEC, 6);
     assert_int_equal(KVL_ROLE_K | KVL_ROLE_V << 4 | KVL_ROLE_JOINT << 8, 0x421);
     assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
     assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,

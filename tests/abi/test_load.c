@@ -41,8 +41,8 @@ static void assert_refused(const char *name, const char *defines, kvl_status wan
 static void refuses_other_abis(void **state)
 {
     assert_refused("magic", "-DMAGIC=0x12345678", KVL_E_FORMAT, "magic is 0x12345678, kvlab's is 0x4c564b31");
-    assert_refused("major", "-DMAJOR=2", KVL_E_UNSUPPORTED, "plug-in ABI 2.1, this kvlab has 1.1");
-    assert_refused("kind", "-DKIND=77", KVL_E_UNSUPPORTED, "plug-in of kind 77, this kvlab has kinds 1 (codec), 2 (score) and 3 (budget)");
+    assert_refused("major", "-DMAJOR=2", KVL_E_UNSUPPORTED, "plug-in ABI 2.2, this kvlab has 1.2");
+    assert_refused("kind", "-DKIND=77", KVL_E_UNSUPPORTED, "plug-in of kind 77, this kvlab has kinds 1 (codec), 2 (score), 3 (budget) and 4 (projection)");
     assert_refused("small", "-DSTRUCT_SIZE=100", KVL_E_FORMAT, "struct_size is 100 bytes, ABI 1.0 needs at least 168");
 }
 
@@ -52,6 +52,7 @@ static void refuses_bad_objects(void **state)
     assert_refused("empty", "-DEMPTY", KVL_E_FORMAT, "kvl_plugins is empty");
     assert_refused("noname", "-DNAME=NULL", KVL_E_FORMAT, "without name or summary");
     assert_refused("noshape", "-DSHAPE=NULL", KVL_E_FORMAT, "lacks one of: roles, rope_stages, shape");
+    assert_refused("learner", "-DLEARN=learn", KVL_E_FORMAT, "has learn(): it must be for keys after RoPE alone, with KVL_CODEC_NO_ROTATION");
     assert_refused("private", "-DPRIVATE_SIZE=12", KVL_E_FORMAT, "option ratio ends at byte 24 of a private struct of 12 bytes");
     assert_refused("taken", "-DNAME='\"int8\"'", KVL_E_USAGE, "there is a codec 'int8' already");
     assert_refused("twice", "-DTWICE -DNAME='\"double\"'", KVL_E_USAGE, "there is a codec 'double' already");

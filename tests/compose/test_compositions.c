@@ -25,6 +25,8 @@ static const char *const rests[] = {
     "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
 };
+/* Codecs of keys alone, which take neither a rotation nor keys before RoPE. */
+static const char *const key_codecs[] = {"think", "think(ratio=0.7,recent=0)"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static struct kvl_spec *parsed(const char *text)
@@ -67,33 +69,53 @@ static void assert_exact_pages(const struct kvl_layer_spec *entry, uint32_t head
     }
 }
 
+static void check_composition(const char *k, const char *v, const char *rest)
+{
+    char text[256];
+    struct kvl_text resolved = {0}, again = {0};
+    snprintf(text, sizeof text, "k=%s v=%s %s", k, v, rest);
+    struct kvl_spec *spec = parsed(text);
+    assert_int_equal(kvl_spec_resolved(spec, &resolved), KVL_OK);
+    struct kvl_spec *second = parsed(resolved.data);
+    assert_int_equal(kvl_spec_resolved(second, &again), KVL_OK);
+    assert_string_equal(resolved.data, again.data);
+    for (uint32_t layer = 0; layer < 12; layer++) {
+        assert_same_entry(kvl_spec_layer(spec, layer), kvl_spec_layer(second, layer));
+        for (uint32_t d = 32; d <= 256; d *= 2) assert_exact_pages(kvl_spec_layer(spec, layer), d);
+    }
+    for (uint32_t d = 32; d <= 256; d *= 2) assert_int_equal(kvl_spec_check_dims(spec, 12, d), KVL_OK);
+    kvl_text_free(&resolved);
+    kvl_text_free(&again);
+    kvl_spec_free(&spec);
+    kvl_spec_free(&second);
+}
+
 static void every_composition(void **state)
 {
     for (size_t k = 0; k < COUNT(codecs); k++)
         for (size_t v = 0; v < COUNT(codecs); v++)
-            for (size_t r = 0; r < COUNT(rests); r++) {
-                char text[256];
-                struct kvl_text resolved = {0}, again = {0};
-                snprintf(text, sizeof text, "k=%s v=%s %s", codecs[k], codecs[v], rests[r]);
-                struct kvl_spec *spec = parsed(text);
-                assert_int_equal(kvl_spec_resolved(spec, &resolved), KVL_OK);
-                struct kvl_spec *second = parsed(resolved.data);
-                assert_int_equal(kvl_spec_resolved(second, &again), KVL_OK);
-                assert_string_equal(resolved.data, again.data);
-                for (uint32_t layer = 0; layer < 12; layer++) {
-                    assert_same_entry(kvl_spec_layer(spec, layer), kvl_spec_layer(second, layer));
-                    for (uint32_t d = 32; d <= 256; d *= 2) assert_exact_pages(kvl_spec_layer(spec, layer), d);
-                }
-                for (uint32_t d = 32; d <= 256; d *= 2) assert_int_equal(kvl_spec_check_dims(spec, 12, d), KVL_OK);
-                kvl_text_free(&resolved);
-                kvl_text_free(&again);
-                kvl_spec_free(&spec);
-                kvl_spec_free(&second);
+            for (size_t r = 0; r < COUNT(rests); r++) check_composition(codecs[k], codecs[v], rests[r]);
+}
+
+static void key_codecs_and_their_refusals(void **state)
+{
+    for (size_t k = 0; k < COUNT(key_codecs); k++)
+        for (size_t r = 0; r < COUNT(rests); r++) {
+            char text[256];
+            struct kvl_spec *spec = NULL;
+            if (strstr(rests[r], "rope=pre") == NULL && strstr(rests[r], "rot=hadamard") == NULL) {
+                check_composition(key_codecs[k], "int4", rests[r]);
+                continue;
             }
+            snprintf(text, sizeof text, "k=%s v=int4 %s", key_codecs[k], rests[r]);
+            assert_int_equal(kvl_spec_parse(text, &spec), KVL_E_USAGE);
+            if (strstr(kvl_error_text(), "use rope=post") == NULL && strstr(kvl_error_text(), "use rot=none") == NULL)
+                fail_msg("\"%s\": %s", text, kvl_error_text());
+        }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_composition)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_composition), cmocka_unit_test(key_codecs_and_their_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -103,9 +103,37 @@ static void logits_are_those_of_kvpress(void **state)
     rig_free(&r);
 }
 
+/* kvpress drops the channels of all the prompt's keys and of no later one: a unit as long as the prompt. */
+static void think_logits_are_those_of_kvpress(void **state)
+{
+    struct rig r = rig_load(model_path);
+    const hid_t file = golden_open("press_think.h5");
+    int ratio[16];
+    assert_true(file >= 0);
+    golden_ratios(file, ratio);
+    assert_true(ratio[0] > 0);
+    for (int i = 1; i <= ratio[0]; i++) {
+        char group[16], options[64], spec[128];
+        snprintf(group, sizeof group, "r%d", ratio[i]);
+        assert_true(golden_expand(file, "ratio={r},window={window_size},recent=0", ratio[i] / 100.0, options, sizeof options));
+        for (int order = 0; order < 2; order++) { /* the channels' order does not matter */
+            snprintf(spec, sizeof spec, "k=think(%s,unit=%u) v=f32 korder=%s", options, n_token, order ? "hf" : "gguf");
+            rig_session(&r, spec,
+                        (struct kvl_session_config){
+                            .n_ctx = n_token + n_next, .ubatch = 100, .protocol = KVL_P3_PREFILL_EXACT, .exact = true, .max_logits = 1});
+            assert_ok(kvl_session_forward(r.session, token, n_token, 0));
+            const double difference = logits_difference(&r, file, group);
+            print_message("    think %s, korder=%s: logits within %.1e\n", group, order ? "hf" : "gguf", difference);
+            assert_true(difference < 4e-3); /* keys are binary16 here, binary32 there */
+        }
+    }
+    H5Fclose(file);
+    rig_free(&r);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(logits_are_those_of_kvpress)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(logits_are_those_of_kvpress), cmocka_unit_test(think_logits_are_those_of_kvpress)};
     if (golden_folder() == NULL) {
         fprintf(stderr, "skipped: no golden folder (KVLAB_GOLDEN names one)\n");
         return 77;

@@ -1,4 +1,4 @@
-/* Scores and kept sets against kvpress's, from its queries, keys and values of the tiny random llama: every press and ratio. */
+/* Scores and kept sets against kvpress's, from its queries, keys and values of the tiny random llama: every press and ratio; the channels that think drops. */
 #include "evidence.h"
 #include "golden/golden.h"
 #include "mem.h"
@@ -221,6 +221,53 @@ static void scores_and_kept_sets_are_those_of_kvpress(void **state)
     for (size_t i = 0; i < GOLDEN_PRESSES; i++) check_press(&golden_presses[i]);
 }
 
+/* Channels of one layer that one side alone drops. */
+static uint32_t dropped_difference(hid_t press, const char *group, uint32_t l, const struct kvl_instance *think)
+{
+    const struct kvl_codec *codec = (const struct kvl_codec *)think->plugin;
+    const struct kvl_codec_dims dims = {sizeof dims, KVL_ROLE_K, tiny.D, 64};
+    const uint32_t each = tiny.Hq / tiny.H;
+    struct kvl_codec_shape shape;
+    char name[64];
+    uint32_t differing = 0;
+    snprintf(name, sizeof name, "%s/layer%u/pruned_channels", group, l);
+    const size_t n = golden_size(press, name) / tiny.H;
+    int32_t *wanted = golden_read(press, name, H5T_NATIVE_INT32, 0);
+    assert_non_null(wanted);
+    assert_ok(kvl_codec_shape(think, KVL_ROLE_K, tiny.D, 64, &shape));
+    float *q = calloc((size_t)each * shape.learn_queries * tiny.D, sizeof *q), *table = calloc(shape.table_floats, sizeof *table);
+    for (uint32_t h = 0; h < tiny.H; h++) {
+        const size_t window = (size_t)shape.learn_queries * tiny.D, all = (size_t)tiny.T * tiny.D;
+        for (uint32_t g = 0; g < each; g++) memcpy(q + g * window, tiny.q[l] + (h * each + g + 1) * all - window, window * sizeof *q);
+        const struct kvl_prompt_rows in = {sizeof in, tiny.T, each, shape.learn_queries, tiny.k[l] + h * all, q};
+        assert_int_equal(codec->learn(think->priv, &dims, &in, table), 0);
+        bool drops[256] = {false};
+        for (size_t i = 0; i < n; i++) drops[adjacent((uint32_t)wanted[h * n + i])] = true;
+        for (uint32_t c = 0; c < tiny.D; c++) differing += drops[c] != (table[c] < 0.0f);
+    }
+    free(q), free(table), free(wanted);
+    return differing;
+}
+
+static void think_drops_the_channels_of_kvpress(void **state)
+{
+    const hid_t file = golden_open("press_think.h5");
+    int ratio[16];
+    assert_true(file >= 0);
+    golden_ratios(file, ratio);
+    assert_true(ratio[0] > 0);
+    for (int i = 1; i <= ratio[0]; i++) {
+        char group[16], options[64];
+        struct kvl_instance think;
+        snprintf(group, sizeof group, "r%d", ratio[i]);
+        assert_true(golden_expand(file, "ratio={r},window={window_size}", ratio[i] / 100.0, options, sizeof options));
+        assert_ok(kvl_instance_new(kvl_registry_find(KVL_KIND_CODEC, "think"), options, &think));
+        for (uint32_t l = 0; l < tiny.L; l++) assert_int_equal(dropped_difference(file, group, l, &think), 0);
+        kvl_instance_free(&think);
+    }
+    H5Fclose(file);
+}
+
 int main(void)
 {
     if (golden_folder() == NULL) {
@@ -228,6 +275,6 @@ int main(void)
         return 77;
     }
     if (!load_tiny()) return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(scores_and_kept_sets_are_those_of_kvpress)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(scores_and_kept_sets_are_those_of_kvpress), cmocka_unit_test(think_drops_the_channels_of_kvpress)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* compress-then-score on the real model and text against kvpress's numbers, chunk by chunk: context, scored tokens, chunks, presses and ratios are
- * those of the golden files. One chunk and one ratio a press unless KVLAB_GOLDEN_ALL=1, which takes an hour or two and also checks the means;
+ * those of the golden files. One chunk and one ratio a press unless KVLAB_SLOW=1, which takes an hour or two and also checks the means;
  * KVLAB_GOLDEN_PRESS names one press alone. */
 #include "kernel/test_harness.h"
 #include "golden/golden.h"
@@ -14,6 +14,7 @@ enum { CHUNK_TOLERANCE_MICRO = 8000, MEAN_TOLERANCE_MICRO = 3000, MOST_CHUNKS = 
 /* Defaults of kvpress at these names. */
 static const struct {
     const char *press, *keep, *budget;
+    const char *codec; /* NULL: f32 */
 } presses[] = {
     {"none", NULL, NULL},
     {"snapkv", "snapkv", "uniform"},
@@ -27,6 +28,7 @@ static const struct {
     {"adakv_expected_attention", "expected(epsilon=0.01)", "ada"},
     {"keydiff", "keydiff", "uniform"},
     {"lagkv", "lagkv", "uniform"},
+    {"think", NULL, NULL, "k=think(ratio={r},recent=0,unit={context}) v=f32"}, /* kvpress: all the prompt's keys, and no later one */
 };
 
 static struct kvl_rig rig;
@@ -57,7 +59,7 @@ static void check(hid_t file, size_t p, const char *group, double ratio, bool ev
     struct kvl_eval *eval;
     struct kvl_record *record;
     double wanted[MOST_CHUNKS], got_sum = 0.0, wanted_sum = 0.0, worst = 0.0;
-    if (presses[p].keep == NULL) snprintf(spec_text, sizeof spec_text, "f32");
+    if (presses[p].keep == NULL) assert_true(golden_expand(file, presses[p].codec ? presses[p].codec : "f32", ratio, spec_text, sizeof spec_text));
     else snprintf(spec_text, sizeof spec_text, "f32 keep=%s budget=%s(removed=%.17g)", presses[p].keep, presses[p].budget, ratio);
     golden_nll(file, presses[p].press, group, wanted);
     if (kvl_spec_parse(spec_text, &spec) != KVL_OK) fail_msg("%s", kvl_error_text());
@@ -92,7 +94,8 @@ static void check(hid_t file, size_t p, const char *group, double ratio, bool ev
 static void nll_is_that_of_kvpress(void **state)
 {
     const char *only = getenv("KVLAB_GOLDEN_PRESS");
-    const bool all = getenv("KVLAB_GOLDEN_ALL") != NULL;
+    const char *slow = getenv("KVLAB_SLOW");
+    const bool all = slow != NULL && strcmp(slow, "1") == 0;
     const hid_t file = golden_open("kvpress_smollm2_nll.h5");
     assert_true(file >= 0);
     for (size_t p = 0; p < sizeof presses / sizeof *presses; p++) {

@@ -1,6 +1,7 @@
 /* Selection and budgets on the host: amounts, ties, edges, the heads' shares, and every score on inputs that have nothing to say. */
 #include "mem.h"
 #include "select.h"
+#include "text.h"
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -50,11 +51,23 @@ static void the_best_and_ties(void **state)
 struct layer {
     float k[HEADS * MOST * D], v[HEADS * MOST * D], q[HEADS * GROUP * MOST * D], columns[HEADS * GROUP * MOST];
     float mean[HEADS * GROUP * D], covariance[HEADS * GROUP * D * D], w_o[D * HEADS * GROUP * D], normal[HEADS * D * 48], freq[D / 2];
+    struct kvl_witness witness[MOST];
+    uint32_t n_witness;
 };
 
 static void fill(float *x, size_t n, float level)
 {
     for (size_t i = 0; i < n; i++) x[i] = isnan(level) ? sinf((float)(i * i % 1009)) : level;
+}
+
+/* Short witnesses of what the score wants, whose queries and keys are the layer's. */
+static void add_witnesses(struct layer *layer, const struct kvl_score_needs *needs, uint32_t n)
+{
+    const uint32_t part = needs->what & KVL_NEED_REPETITION ? needs->repeat_tokens : needs->what & KVL_NEED_FOLLOWING ? n : 0;
+    layer->n_witness = 0;
+    for (uint32_t first = 0; part > 0 && first < n; first += part)
+        layer->witness[layer->n_witness++] =
+            (struct kvl_witness){.n = 3, .first = first, .end = n - first < part ? n : first + part, .q = layer->q, .k = layer->k};
 }
 
 static struct kvl_score_input input_of(struct layer *layer, const struct kvl_layer_spec *spec, uint32_t n, float level)
@@ -65,11 +78,12 @@ static struct kvl_score_input input_of(struct layer *layer, const struct kvl_lay
     const size_t sizes[] = {sizeof layer->k, sizeof layer->v, sizeof layer->q, sizeof layer->columns, sizeof layer->mean,
                             sizeof layer->covariance, sizeof layer->w_o, sizeof layer->normal, sizeof layer->freq};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) fill(all[i], sizes[i] / sizeof(float), level);
+    add_witnesses(layer, &needs, n);
     return (struct kvl_score_input){.struct_size = sizeof(struct kvl_score_input), .n_layer = 4, .n_token = n, .n_head = HEADS * GROUP,
                                     .n_kv_head = HEADS, .head_dim = D, .n_embd = D, .rope_dim = D,
                                     .n_query = needs.queries < n ? needs.queries : n, .k = layer->k, .k_pre = layer->k, .v = layer->v, .q = layer->q,
                                     .q_mean = layer->mean, .q_cov = layer->covariance, .column_sum = layer->columns, .w_o = layer->w_o,
-                                    .normal = layer->normal, .rope_freq = layer->freq};
+                                    .normal = layer->normal, .rope_freq = layer->freq, .witness = layer->witness, .n_witness = layer->n_witness};
 }
 
 static void check_selection(const char *text, uint32_t n, float level)
@@ -99,10 +113,11 @@ static void every_score_and_budget_at_the_edges(void **state)
     const char *scores[] = {"random", "random_raw", "knorm", "streaming", "snapkv(window=32)", "snapkv(window=32,pool=max,kernel=4,reduce=sum,gqa=max)",
                             "tova", "h2o", "h2o(recent=1,gqa=sum)", "observed", "expected", "expected(nocov,plain)", "keydiff", "lagkv(lag=16)",
                             "lagkv(lag=16,cross)", "cur", "cur(window=0,leverage=key)", "leverage(sketch=16)", "noncausal(chunk=16)",
-                            "noncausal(chunk=20,mask)", "critical(of=snapkv(window=32))", "chunk(of=knorm,size=20)",
-                            "critical(of=chunk(of=tova,size=7))"};
+                            "noncausal(chunk=20,mask)", "oracle", "oracle(gqa=max)", "kvzip", "kvzip(chunk=7,sink=0)", "critical(of=snapkv(window=32))", "chunk(of=knorm,size=20)",
+                            "critical(of=chunk(of=tova,size=7))", "critical(of=oracle)"};
     const char *budgets[] = {"uniform(kept=0.5)", "uniform(tokens=0)", "uniform(tokens=1)", "uniform(tokens=500)", "pyramid(kept=0.25,window=4)",
-                             "ada(kept=0.3)",     "ada(tokens=1)",     "ada(tokens=0)",     "ada(kept=1)",         "ada(kept=0.5,safeguard=0)"};
+                             "ada(kept=0.3)",     "ada(tokens=1)",     "ada(tokens=0)",     "ada(kept=1)",         "ada(kept=0.5,safeguard=0)",
+                             "layers(kept=0.5,share=2:1:1:0)", "layers(tokens=1,share=0:1*3)"};
     const uint32_t lengths[] = {1, 2, 5, 33, MOST};
     const float levels[] = {NAN, 0.0f, 1.0f};
     char text[256];
@@ -152,6 +167,40 @@ static void pyramid_targets(void **state)
     kvl_spec_free(&spec);
 }
 
+/* A list's mean is the budget, its ratios are the list's, no layer keeps more than there is, and it must fit the model. */
+static void layers_targets(void **state)
+{
+    static const uint32_t wanted[] = {400, 200, 200, 0}, capped[] = {1000, 0, 0, 0};
+    struct kvl_spec *spec;
+    uint32_t target;
+    struct kvl_text text = {0};
+    assert_int_equal(kvl_spec_parse("keep=knorm budget=layers(removed=0.8,share=2:1*2:0)", &spec), KVL_OK);
+    for (uint32_t l = 0; l < 4; l++) {
+        assert_int_equal(kvl_layer_target(kvl_spec_layer(spec, l), l, 4, 1000, 3, 1, &target), KVL_OK);
+        assert_int_equal(target, wanted[l]);
+    }
+    assert_int_equal(kvl_layer_target(kvl_spec_layer(spec, 0), 0, 5, 1000, 3, 1, &target), KVL_E_USAGE);
+    assert_non_null(strstr(kvl_error_text(), "has 4 numbers, the model 5 layers"));
+    kvl_error_clear();
+    assert_int_equal(kvl_spec_resolved(spec, &text), KVL_OK);
+    assert_non_null(strstr(text.data, "budget=layers(removed=0.8,share=2:1*2:0)"));
+    kvl_text_free(&text);
+    kvl_spec_free(&spec);
+    assert_int_equal(kvl_spec_parse("keep=knorm budget=layers(kept=0.5,share=1:0*3)", &spec), KVL_OK);
+    for (uint32_t l = 0; l < 4; l++) {
+        assert_int_equal(kvl_layer_target(kvl_spec_layer(spec, l), l, 4, 1000, 3, 1, &target), KVL_OK);
+        assert_int_equal(target, capped[l]);
+    }
+    kvl_spec_free(&spec);
+    static const char *const wrong[] = {"", ",share=", ",share=1:", ",share=a", ",share=1*0", ",share=1*300", ",share=-1", ",share=0:0", ",share=1*", ",share=nan"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char spec_text[96];
+        snprintf(spec_text, sizeof spec_text, "keep=knorm budget=layers(kept=0.5%s)", wrong[i]);
+        assert_int_equal(kvl_spec_parse(spec_text, &spec), KVL_E_USAGE);
+        kvl_error_clear();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +209,7 @@ int main(void)
         cmocka_unit_test(every_score_and_budget_at_the_edges),
         cmocka_unit_test(a_head_may_keep_nothing),
         cmocka_unit_test(pyramid_targets),
+        cmocka_unit_test(layers_targets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

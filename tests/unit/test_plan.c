@@ -150,7 +150,7 @@ static void kivi_holds_what_the_paper_says(void **state)
         const uint32_t sealed = kvl_sealed_after(&plan, &layer->side[s], 0, 4096);
         struct kvl_codec_bytes used;
         assert_int_equal(kvl_side_bytes(&layer->side[s], sealed, &used), KVL_OK);
-        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->exact_row_bytes;
+        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->side[s].exact_row_bytes;
         assert_int_equal(used.payload + used.scale + rows, wanted[s]);
         assert_int_equal(layer->side[s].slots * layer->side[s].page_bytes + rows, wanted[s]);
     }
@@ -211,6 +211,11 @@ static void what_does_not_fit_is_refused(void **state)
     assert_refused("int4 @30-30 f16", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "layer");
     assert_refused("int4(group=48)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "group");
     assert_refused("kivi sink=4", context(128, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "a window of one ubatch, or ubatch (64) and sink (4)");
+    assert_refused("k=think", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE,
+                   "think learns at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4");
+    assert_refused("keep=knorm budget=uniform(kept=0.5)", context(64, KVL_P1_FAKE_QUANT), &roomy, KVL_E_USAGE, "keep= evicts at the end of a prompt");
+    assert_refused("k=think window=32", context(64, KVL_P4_STREAMING), &roomy, KVL_E_UNSUPPORTED, "window= slides from the first token on");
+    assert_refused("k=think tail=7", context(64, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "tail=7 is less than codec think needs: at least 32");
     assert_refused("kivi tail=7", context(128, KVL_P4_STREAMING), &roomy, KVL_E_USAGE, "at least 128");
 }
 

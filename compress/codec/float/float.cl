@@ -31,6 +31,16 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         }
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint c = 0; c < KVL_D; c++)
+#if KVL_OPT_HALF
+        ((KVL_GLOBAL ushort *)to)[AT(t_to, c)] = ((const KVL_GLOBAL ushort *)from)[AT(t_from, c)];
+#else
+        ((KVL_GLOBAL uint *)to)[AT(t_to, c)] = ((const KVL_GLOBAL uint *)from)[AT(t_from, c)];
+#endif
+}
+
 #if KVL_VECTORS
 #if KVL_IS_K
 #define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)

@@ -53,6 +53,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
     for (uint i = 0; i < n; i++) KVL_FN(encode_row)(block, t0 + i, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint c = 0; c < KVL_D; c++) to[AT(t_to, c)] = from[AT(t_from, c)];
+    kvl_move_halves(SCALES(to), t_to, SCALES(from), t_from, 1, KVL_P);
+}
+
 #if KVL_VECTORS
 /* Codes times a power of two: sign, exponent and mantissa move to their places in a binary32, whose exponent is then off by the difference of the
  * biases, for normal and subnormal codes alike. UNIT makes a factor of such numbers one of the codes' numbers. */
@@ -77,7 +83,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
                 const float16 k = KVL_FN(unscaled)(vload16(0, block + AT(t0 + t + 16 * w, c)));
-                kvl_add_product(dot + w * KVL_NQ, q + c, KVL_D, k);
+                kvl_add_to_rows(dot + w * KVL_NQ, q + c, KVL_D, k);
             }
         }
         KVL_UNROLL for (uint w = 0; w < WIDE; w++)
@@ -105,7 +111,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
                 const float16 v = KVL_FN(unscaled)(vload16(0, block + AT(t0 + t, c + 16 * w)));
-                kvl_add_product(sum + w * KVL_NQ, scaled + t, KVL_SLICE, v);
+                kvl_add_to_rows(sum + w * KVL_NQ, scaled + t, KVL_SLICE, v);
             }
         }
         KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);

@@ -169,6 +169,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         for (uint k = 0; k < N_BLOCKS; k++) KVL_FN(encode_block)(block, t0 + i, k, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) CODES_AT(to, t_to, 0)[b * ROW_STRIDE] = CODES_AT(from, t_from, 0)[b * ROW_STRIDE];
+    kvl_move_halves(PARAMS(to), t_to, PARAMS(from), t_from, N_BLOCKS * (1 + KVL_OPT_MIN), KVL_P);
+}
+
 #if KVL_VECTORS
 #define HALVES (BLOCK / SPAN) /* codes of a byte */
 #if KVL_OPT_NONLINEAR
@@ -231,7 +237,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                     {
                         const uchar16 bytes = vload16(0, at + (LOW_ROW + i8 + i) * ROW_STRIDE + 16 * w);
                         KVL_UNROLL for (uint h = 0; h < HALVES; h++)
-                            kvl_add_product(dot + w * KVL_NQ, q + k * BLOCK + h * SPAN + i8 + i, KVL_D,
+                            kvl_add_to_rows(dot + w * KVL_NQ, q + k * BLOCK + h * SPAN + i8 + i, KVL_D,
                                             KVL_FN(numbers)(KVL_FN(column)(bytes, h, fifth[w * HALVES + h], i)));
                     }
                 }
@@ -314,7 +320,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
         KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++) sum[i] = 0.0f;
         for (uint t = 0; t < KVL_SLICE; t++) {
             KVL_UNROLL for (uint h = 0; h < 2; h++)
-                kvl_add_product(sum + h * KVL_NQ, scaled + t, KVL_SLICE, KVL_FN(run)(CODES_AT(block, t0 + t, k), h));
+                kvl_add_to_rows(sum + h * KVL_NQ, scaled + t, KVL_SLICE, KVL_FN(run)(CODES_AT(block, t0 + t, k), h));
         }
         KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++)
         {

@@ -140,6 +140,16 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
     }
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+#if !KVL_IS_K
+    kvl_move_halves(PARAM_BASE(to), t_to, PARAM_BASE(from), t_from, 2, KVL_P);
+#endif
+    kvl_move_halves(VALUE_BASE(to), t_to, VALUE_BASE(from), t_from, KVL_OPT_SLOTS, KVL_P);
+    for (uint s = 0; s < KVL_OPT_SLOTS; s++) INDEX_BASE(to)[s * KVL_P + t_to] = INDEX_BASE(from)[s * KVL_P + t_from];
+}
+
 #if KVL_VECTORS
 /* All levels, for codes of 16 lanes. */
 float16 KVL_FN(levels)(const KVL_GLOBAL float *table)
@@ -183,7 +193,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
             {
                 const uint16 words = kvl_words(block + BYTE_AT(t0 + t + 16 * w, ROW(b, 0)), (ulong)WORDS * KVL_P, WORD_BYTES, 16);
                 KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
-                    kvl_add_product(dot + w * KVL_NQ, scaled + j * WORDS + b, KVL_D, kvl_pick_floats(levels, words >> j * KVL_OPT_BITS & LEVELS - 1u));
+                    kvl_add_to_rows(dot + w * KVL_NQ, scaled + j * WORDS + b, KVL_D, kvl_pick_floats(levels, words >> j * KVL_OPT_BITS & LEVELS - 1u));
             }
         }
         KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
@@ -227,7 +237,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             for (uint t = 0; t < KVL_SLICE; t++) {
                 const uint16 words = kvl_words(block + BYTE_AT(t0 + t, ROW(b, 0)), WORDS, WORD_BYTES, ABREAST);
                 KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
-                    kvl_add_product(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
+                    kvl_add_to_rows(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
                                     kvl_pick_floats(levels, words >> kvl_code_at(j0 + j, KVL_OPT_BITS, TOGETHER) & LEVELS - 1u));
             }
             KVL_UNROLL for (uint i = 0; i < SUMS; i++)

@@ -171,6 +171,12 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
     for (uint i = 0; i < n; i++) KVL_FN(encode_row)(block, t0 + i, x, i);
 }
 
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+    kvl_move_halves(SCALES(to), t_to, SCALES(from), t_from, 1 + KVL_OPT_SKETCH, KVL_P);
+}
+
 #if KVL_VECTORS
 /* Levels of a vector of codes: one byte shuffle where the compiler knows it. */
 #define LEVEL(i) (char)((i) < HALF ? -LEVELS(HALF - 1 - (i)) : LEVELS((i)-HALF))
@@ -235,7 +241,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                 uchar16 bytes[WORD_BYTES];
                 KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(k, b)));
                 KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
-                    kvl_add_product(dot + w * KVL_NQ, q + j * SPAN + b, KVL_D, convert_float16(kvl_pick16(levels, KVL_CODES(bytes, j, BITS))));
+                    kvl_add_to_rows(dot + w * KVL_NQ, q + j * SPAN + b, KVL_D, convert_float16(kvl_pick16(levels, KVL_CODES(bytes, j, BITS))));
             }
         }
         KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
@@ -276,7 +282,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             for (uint t = 0; t < KVL_SLICE; t++) {
                 const uint16 words = kvl_words(block + BYTE_AT(t0 + t, ROW(0, b)), SPAN, WORD_BYTES, WORDS);
                 KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
-                    kvl_add_product(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
+                    kvl_add_to_rows(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
                                     kvl_pick_floats(levels, words >> kvl_code_at(j0 + j, BITS, TOGETHER) & (1u << BITS) - 1));
             }
             KVL_UNROLL for (uint i = 0; i < SUMS; i++) kvl_add_lanes(acc + i % KVL_NQ * KVL_D + b + CHANNEL(i), sum[i], WORDS * TOGETHER);

@@ -25,6 +25,16 @@ static int h2o_ref(const void *priv, const struct kvl_score_input *in, float *sc
     return 0;
 }
 
+/* Of the heads' scores mean and sum say the same; the largest would want a number a query head. */
+static int h2o_running(const void *priv, uint32_t target, struct kvl_score_running *out)
+{
+    const struct h2o *o = priv;
+    if (o->gqa == KVL_GROUP_MAX) return -1;
+    out->source = KVL_RUN_SUM;
+    out->newest = (uint32_t)(o->recent * target);
+    return 0;
+}
+
 static const struct kvl_option options[] = {
     {"recent", "share of the budget for the newest tokens", KVL_OPTION_FLOAT, offsetof(struct h2o, recent), 0.5, 0, 1, NULL},
     KVL_GROUP_OPTION(struct h2o, gqa),
@@ -35,4 +45,5 @@ const struct kvl_score kvl_score_h2o = {
                            struct h2o, kvl_text_compress_score_h2o_card_md),
     .needs = h2o_needs,
     .ref = h2o_ref,
+    .running = h2o_running,
 };

@@ -1,7 +1,7 @@
 /* random: noise, the floor that a score must beat; random_raw: without protected tokens, as kvpress has it. */
 #include "kvl_plugin_score.h"
 
-extern const char kvl_text_compress_score_random_card_md[];
+extern const char kvl_text_compress_score_random_card_md[], kvl_text_compress_score_random_random_cl[];
 
 struct random_score {
     int32_t seed, sink, window, raw;
@@ -28,6 +28,16 @@ static int random_ref(const void *priv, const struct kvl_score_input *in, float 
     return 0;
 }
 
+static int random_running(const void *priv, uint32_t target, struct kvl_score_running *out)
+{
+    const struct random_score *o = priv;
+    out->source = KVL_RUN_POSITION;
+    out->first = o->raw ? 0 : (uint32_t)o->sink;
+    out->newest = o->raw ? 0 : (uint32_t)o->window;
+    out->parameter = (uint32_t)o->seed;
+    return 0;
+}
+
 static int raw_init(void *priv, const struct kvl_host *host)
 {
     ((struct random_score *)priv)->raw = 1;
@@ -45,14 +55,16 @@ static const struct kvl_option raw_options[] = {
 
 const struct kvl_score kvl_score_random = {
     .head = KVL_SCORE_HEAD(KVL_KIND_SCORE, "random", "noise; sinks and the newest tokens are kept", "none", options, struct random_score,
-                           kvl_text_compress_score_random_card_md),
+                           kvl_text_compress_score_random_card_md, .device_source = kvl_text_compress_score_random_random_cl),
     .ref = random_ref,
+    .running = random_running,
 };
 
 const struct kvl_score kvl_score_random_raw = {
     .head = {.magic = KVL_PLUGIN_MAGIC, .abi_major = KVL_ABI_MAJOR, .abi_minor = KVL_ABI_MINOR, .struct_size = sizeof(struct kvl_score),
              .kind = KVL_KIND_SCORE, .name = "random_raw", .summary = "noise alone, no token is protected", .citation = "none",
              .n_options = sizeof raw_options / sizeof *raw_options, .options = raw_options, .private_size = sizeof(struct random_score),
-             .card = kvl_text_compress_score_random_card_md, .init = raw_init},
+             .device_source = kvl_text_compress_score_random_random_cl, .card = kvl_text_compress_score_random_card_md, .init = raw_init},
     .ref = random_ref,
+    .running = random_running,
 };

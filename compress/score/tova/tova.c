@@ -25,10 +25,19 @@ static int tova_ref(const void *priv, const struct kvl_score_input *in, float *s
     return 0;
 }
 
+static int tova_running(const void *priv, uint32_t target, struct kvl_score_running *out)
+{
+    out->source = KVL_RUN_NEWEST;
+    out->is_shared = 1;
+    out->newest = 1;
+    return 0;
+}
+
 const struct kvl_score kvl_score_tova = {
     .head = {.magic = KVL_PLUGIN_MAGIC, .abi_major = KVL_ABI_MAJOR, .abi_minor = KVL_ABI_MINOR, .struct_size = sizeof(struct kvl_score),
              .kind = KVL_KIND_SCORE, .name = "tova", .summary = "attention of the newest query, mean over all heads",
              .citation = "arXiv:2401.06104", .card = kvl_text_compress_score_tova_card_md},
     .needs = tova_needs,
     .ref = tova_ref,
+    .running = tova_running,
 };
