@@ -1,10 +1,14 @@
 /* attend.cl: attention over pages and exact rows, on codes. No buffer holds a dequantized cache.
  *
- * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores with other work beside (us, PoCL 3.1 |
- * Intel 2026.2): f16 75..78 | 73..75, int8 86..92 | 80..83, int4 84..88 | 74..78. f16 moves at 80 % of the read bandwidth; int8 and int4 are
- * bound by the three fma a vector (47 us) and its conversion, which share ports. What did not help:
- *   the next block's pages fetched ahead, a line an instruction: 113 | 113 instead of 91 | 82 (int8): they wait where the sums would
- *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89
+ * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores (us, PoCL 3.1 | Intel 2026.2): in the processor's
+ * caches f16 58 | 58, int8 62..64 | 60, int4 64 | 61..63, int2 64 | 60..64; from memory f16 at 80 % of the read bandwidth, others 5 more than in the
+ * caches. Of these, three fma a vector take 47, the softmax 5 (9 when it waited for each block's maximum); without the softmax int8 takes 57 | 53 on floats
+ * that need no conversion, 59 | 55 if codes are only widened: converting integers shares ports with fma. What did not help:
+ *   keys' codes as 1 + code / 2^bits, as values' are: 2 less, but scores lose two bits (largest error 3.3e-5 instead of 1e-5)
+ *   four tokens' bytes in a lane, taken by rotations: putting the lanes in order costs more than it saves (int8 70 | 68 instead of 65 | 62)
+ *   the first 2 to 16 lines of the next pages fetched ahead: nothing; whole pages: f16 132 | 212 instead of 72 | 77
+ *   8 splits a compute unit instead of 4: f16 63 | 67 instead of 60 | 61; 2: 76 | 77
+ *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89 instead of 91 | 82
  *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero */
 
 #if KVL_WG == 1
