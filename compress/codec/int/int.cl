@@ -450,7 +450,8 @@ void KVL_FN(add_outliers)(const KVL_GLOBAL uchar *block, uint b, uint first, uin
     float value[SPARSE * VECTORS], *sum = (float *)sums;
     for (uint i = 0; i < REACH / 4; i++) sums[i] = 0.0f;
     for (uint e = 0; e < SPARSE; e++)
-        for (uint v = 0; v < n; v += 16) KVL_STORE16(vload_half16(0, (const KVL_GLOBAL half *)VALUES(block) + SPARSE_AT(b, e, first + v)), value + e * VECTORS + v);
+        for (uint v = 0; v < n; v += 16)
+            KVL_STORE16(vload_half16(0, (const KVL_GLOBAL half *)VALUES(block) + SPARSE_AT(b, e, first + v)), value + e * VECTORS + v);
     for (uint v = 0; v < n; v++) {
         const float4 all = (float4)(factor[v], n_rows > 1 ? factor[factor_stride + v] : 0.0f, n_rows > 2 ? factor[2 * factor_stride + v] : 0.0f,
                                     n_rows > 3 ? factor[3 * factor_stride + v] : 0.0f);
