@@ -1,10 +1,14 @@
 /* attend.cl: attention over pages and exact rows, on codes. No buffer holds a dequantized cache.
  *
- * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores with other work beside (us, PoCL 3.1 |
- * Intel 2026.2): f16 75..78 | 73..75, int8 86..92 | 80..83, int4 84..88 | 74..78. f16 moves at 80 % of the read bandwidth; int8 and int4 are
- * bound by the three fma a vector (47 us) and its conversion, which share ports. What did not help:
- *   the next block's pages fetched ahead, a line an instruction: 113 | 113 instead of 91 | 82 (int8): they wait where the sums would
- *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89
+ * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores (us, PoCL 3.1 | Intel 2026.2): in the processor's
+ * caches f16 58 | 58, int8 62..64 | 60, int4 64 | 61..63, int2 64 | 60..64; from memory f16 at 80 % of the read bandwidth, others 5 more than in the
+ * caches. Of these, three fma a vector take 47, the softmax 5 (9 when it waited for each block's maximum); without the softmax int8 takes 57 | 53 on floats
+ * that need no conversion, 59 | 55 if codes are only widened: converting integers shares ports with fma. What did not help:
+ *   keys' codes as 1 + code / 2^bits, as values' are: 2 less, but scores lose two bits (largest error 3.3e-5 instead of 1e-5)
+ *   four tokens' bytes in a lane, taken by rotations: putting the lanes in order costs more than it saves (int8 70 | 68 instead of 65 | 62)
+ *   the first 2 to 16 lines of the next pages fetched ahead: nothing; whole pages: f16 132 | 212 instead of 72 | 77
+ *   8 splits a compute unit instead of 4: f16 63 | 67 instead of 60 | 61; 2: 76 | 77
+ *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89 instead of 91 | 82
  *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero */
 
 #if KVL_WG == 1
@@ -30,7 +34,10 @@
 #define KVL_HEAD_OF(r) ((r) % KVL_G / (KVL_G / KVL_HEADS))
 #define KVL_KEY_AT(r) (KVL_RESTORES ? KVL_HEAD_OF(r) * KVL_HD : 0)
 
-#if !(KVL_VECTORS && KVL_K_HAS_SCORES)
+#if KVL_VECTORS && KVL_K_HAS_SCORES
+#define KVL_AUX KVL_K_AUX
+#else
+#define KVL_AUX 0
 void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
@@ -148,6 +155,8 @@ void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
 }
 
+#define KVL_EXACT_WIDE (KVL_DA % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 /* Scores of full-precision tokens [from, to) of a block at `base`, where a row sees them in full precision. */
 void kvl_exact_scores(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn,
                       KVL_QS float *out, uint item)
@@ -211,15 +220,19 @@ void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, 
         for (uint c = item; c < KVL_EIGHTS; c += KVL_WG) kvl_add_rebuilt(record, turn, h, 8 * c, t, start, p + t - base, acc);
     }
 #elif KVL_VECTORS
-    for (uint t = from; t < to; t++) {
-        float v[KVL_DV];
-        rows.first = t;
-        kvl_read_row(rows, KVL_DV, v);
-        for (uint r = 0; r < KVL_NQ; r++)
-            for (uint c = 0; c < KVL_DA && t >= start[r]; c += 16) {
-                KVL_QS float *sum = acc + r * KVL_DA + c;
-                vstore16(fma(p[r * KVL_B + t - base], vload16(0, v + c), vload16(0, sum)), 0, sum);
+    for (uint c = 0; c < KVL_DA; c += 16 * KVL_EXACT_WIDE) {
+        float16 sum[KVL_EXACT_WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) sum[i] = vload16(0, acc + i % KVL_NQ * KVL_DA + c + i / KVL_NQ * 16);
+        for (uint t = from; t < to; t++) {
+            rows.first = t;
+            KVL_UNROLL for (uint w = 0; w < KVL_EXACT_WIDE; w++)
+            {
+                const float16 v = kvl_row_vector(rows, c + 16 * w);
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                    if (t >= start[r]) sum[w * KVL_NQ + r] = fma(p[r * KVL_B + t - base], v, sum[w * KVL_NQ + r]);
             }
+        }
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_DA + c + i / KVL_NQ * 16);
     }
 #else
     for (uint c = item; c < KVL_DA; c += KVL_WG)
@@ -232,40 +245,43 @@ void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, 
 #endif
 }
 
-/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before. */
+/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before.
+ * A block whose largest score is below m, as most are, does not wait for it: the branch is predicted. */
 float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
+    float keep = 1.0f;
 #if KVL_VECTORS
-    float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
-    const float top = fmax(*m, kvl_max16(best));
+    float16 best = -FLT_MAX;
+    for (uint i = 0; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
+    const float top = kvl_larger1(*m, kvl_max16(best));
 #else
     float top = *m;
     for (uint i = 0; i < KVL_B; i++) top = fmax(top, s[i]);
 #endif
-    if (top == -FLT_MAX) { /* nothing seen yet, nothing seen here */
+    if (top > *m) {
+        keep = exp(*m - top);
+        *m = top;
+    }
+    if (*m == -FLT_MAX) { /* nothing seen yet, nothing seen here */
         for (uint i = 0; i < KVL_B; i++) s[i] = 0.0f;
         return 1.0f;
     }
 #if KVL_VECTORS
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
-        const float16 x = vload16(0, s + i);
-        const float16 weight = kvl_exp_negative(x - top);
-        vstore16(weight, 0, s + i);
+        const float16 weight = kvl_exp_negative(vload16(0, s + i) - *m);
+        KVL_STORE16(weight, s + i);
         sums += weight;
     }
     const float sum = kvl_sum16(sums);
 #else
     float sum = 0.0f;
     for (uint i = 0; i < KVL_B; i++) {
-        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - top);
+        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - *m);
         sum += s[i];
     }
 #endif
-    const float keep = *m == top ? 1.0f : exp(*m - top);
     *l = fma(*l, keep, sum);
-    *m = top;
     return keep;
 }
 
@@ -347,7 +363,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
-    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
+    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
 
     uint end[KVL_NQ], start[KVL_NQ], k_end[KVL_NQ], v_end[KVL_NQ]; /* tokens a row sees; first exact token of K and of V */
@@ -380,7 +396,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
 #endif
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
-    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_K_AUX);
+    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_AUX);
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
