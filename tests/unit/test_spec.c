@@ -193,10 +193,19 @@ static void refuses_mixes(void **state)
     assert_refused("k=think(window=0)", "--kv: window=0 is out of range at character 16 of \"k=think(window=0)\": legal is a whole number from 1 to 4096");
 }
 
-static void refuses_what_is_not_built(void **state)
+/* A projection and the codec behind it. */
+static void projections_name_their_codec(void **state)
 {
-    assert_refused("latent(rank=4)",
-                   "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
+    assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
+                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "keep=none budget=none when=prefill pos=keep");
+    assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
+    assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
+    assert_refused("latent(of=int4", "--kv: '(' is never closed at character 7 of \"latent(of=int4\": add ')'");
+    assert_refused("latent(of=)", "--kv: unexpected ')' at character 11 of \"latent(of=)\": items are WORD, key=value, value=name(option=value,...) or @a-b,"
+                                  " with spaces between");
+    assert_refused("latent(of=kvquant)", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
+    assert_refused("k=latent v=kvquant", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
 }
 
 #define SNAPKV "snapkv(window=32,kernel=5,avg,mean,gqa=mean)"
@@ -319,7 +328,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
         cmocka_unit_test(refuses_mixes),
-        cmocka_unit_test(refuses_what_is_not_built),
+        cmocka_unit_test(projections_name_their_codec),
         cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),
         cmocka_unit_test(survives_failing_allocations),
