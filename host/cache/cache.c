@@ -552,7 +552,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_BUF(cache->status));
     if (layer->cells != 0) {
         push(&call, KVL_BUF(cache->index));
-        push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
+        push(&call, KVL_U64(layer->index_offset + 2ull * layer->n_stream * layer->cells));
         push(&call, KVL_U32(layer->cells));
         push(&call, KVL_BUF(cache->raw));
         push(&call, KVL_U64(layer->raw_offset));
@@ -639,7 +639,7 @@ static kvl_status score_new(struct kvl_cache *cache, uint32_t l, uint32_t n, str
     push(&call, KVL_U32(l));
     push(&call, KVL_U32(layer->running.parameter));
     push_view(&call, cache, l, n, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].score_new, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+    KVL_TRY(launch(cache, cache->kernels[l].score_new, layer->n_stream, n, 1, 1, (struct kvl_work){0}, &call));
 done:
     return status;
 }
@@ -678,7 +678,7 @@ static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, 
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
-    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    const uint32_t groups = layer->running.is_shared ? 1 : layer->n_stream;
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
@@ -738,7 +738,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(score_new(cache, layer, n, stage));  /* 6, 7 of tokens that go while others are decoded */
+    KVL_TRY(score_new(cache, layer, n, stage)); /* 6, 7 of tokens that go while others are decoded */
     if (layer + 1 == cache->plan.dims.n_layer) KVL_TRY(evict_all(cache));
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
@@ -750,7 +750,7 @@ static void count_lost(struct kvl_cache *cache, uint32_t l)
 {
     uint32_t target;
     if (cache->plan.layer[l].cells == 0 || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+    for (uint32_t h = 0; h < cache->plan.layer[l].n_stream; h++)
         cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_of_step(cache, l, h, target);
 }
 
@@ -861,7 +861,7 @@ static kvl_status write_index(struct kvl_cache *cache, uint32_t l, const uint32_
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t heads = cache->plan.dims.n_kv_head, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
+    const uint32_t heads = layer->n_stream, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
     const size_t cells = layer->cells, numbers = (size_t)parts * heads * cells;
     uint32_t *index = NULL;
     if (layer->cells == 0) return KVL_OK;

@@ -386,7 +386,7 @@ static void place_index(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
-        numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
+        numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * layer->n_stream * layer->cells;
         layer->raw_offset = scores;
         scores += (uint64_t)plan->dims.n_head * layer->cells;
     }

@@ -221,7 +221,7 @@ static void reads_evictions(void **state)
                     "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=knorm budget=uniform(kept=0.5) when=prefill pos=keep"
                     " @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)");
     assert_resolved("keep=h2o budget=uniform(tokens=9) when=every:16 @0-0 when=full",
-                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=h2o(recent=0.5,gqa=mean) budget=uniform(tokens=9) when=every:16 pos=keep"
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=h2o(recent=0.5,mean) budget=uniform(tokens=9) when=every:16 pos=keep"
                     " @0-0 when=full");
     assert_refused("keep=knorm", "--kv: keep=knorm without a budget: add budget=uniform(kept=0.5) or another");
     assert_refused("budget=ada(kept=0.5)", "--kv: budget=ada without a score: add keep=, or leave it out");
