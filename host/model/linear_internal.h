@@ -23,13 +23,13 @@ struct kvl_linear_sizes {
 };
 
 /* Scratch: of linear_blas.c, and the counters of kvl_gemv_chain. */
-enum { WEIGHTS, ACTIVATIONS, PRODUCTS, BLAS_SCRATCH, TURNS = BLAS_SCRATCH, TURNS_BYTES = 192 };
+enum { WEIGHTS, ACTIVATIONS, PRODUCTS, BLAS_SCRATCH, TURNS = BLAS_SCRATCH, TURNS_BYTES = 384 };
 _Static_assert((int)TURNS + 1 == (int)KVL_LINEAR_SCRATCH, "linear.h");
 
 struct kvl_linear_kernels {
     struct kvl_device *device;
     struct kvl_linear_sizes sizes;
-    struct kvl_kernel *norm;
+    struct kvl_kernel *norm, *add_row;
     struct kvl_kernel *(*of_type)[VARIANTS]; /* [kvl_n_quant_types] */
     struct kvl_buffer *scratch[KVL_LINEAR_SCRATCH]; /* NULL: CLBlast, or chains, have no part in this */
     uint32_t most_tokens;
@@ -42,8 +42,8 @@ kvl_status kvl_linear_kernel(struct kvl_linear_kernels *kernels, const struct kv
 /* The number that epilogue.cl has for what becomes of a product. */
 static inline uint32_t kvl_linear_epilogue(const struct kvl_linear *linear, bool add)
 {
-    enum { STORE, ADD, SWIGLU };
-    return linear->swiglu ? SWIGLU : add ? ADD : STORE;
+    enum { STORE, ADD, GATED };
+    return linear->gate != KVL_GATE_NONE ? GATED + (uint32_t)linear->gate - 1 : add ? ADD : STORE;
 }
 
 /* Which kernel multiplies T tokens. */

@@ -53,8 +53,8 @@ static void assert_refused(const char *text, const char *message)
 }
 
 #define REST " rope=post rot=none korder=gguf"
-#define INT8 "int8(group=0,asym)"
-#define INT4 "int4(group=0,asym)"
+#define INT8 "int8(group=0,asym,clip=1,search=0,f16)"
+#define INT4 "int4(group=0,asym,clip=1,search=0,f16)"
 #define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
 
 static void resolves(void **state)
@@ -64,16 +64,16 @@ static void resolves(void **state)
     assert_resolved("  f16 ", PLAIN);
     assert_resolved("int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("kv=int4(group=32)",
-                    "k=int4(group=32,asym) v=int4(group=32,asym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=32,asym,clip=1,search=0,f16) v=int4(group=32,asym,clip=1,search=0,f16)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("int4( group = 32 , sym )",
-                    "k=int4(group=32,sym) v=int4(group=32,sym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=32,sym,clip=1,search=0,f16) v=int4(group=32,sym,clip=1,search=0,f16)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("k=int4(scheme=sym) v=f32()",
-                    "k=int4(group=0,sym) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=0,sym,clip=1,search=0,f16) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("quarot4 sink=4", "k=" INT4 " v=" INT4 " rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
+    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
+    assert_resolved("quarot4 sink=4", "k=int4(group=0,asym,clip=0.95,search=0,f16) v=int4(group=0,asym,clip=0.95,search=0,f16) rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
                                                                         " vtail=codec window=0 keep=none budget=none when=prefill pos=keep @1-1 rot=random(seed=9) @2-2 rot=none");
@@ -87,7 +87,7 @@ static void resolves_overrides(void **state)
     assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020");
+    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020 pos=compact");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
 }
 
@@ -126,14 +126,14 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window keep budget when pos table (did you mean sink?)");
+                   " vtail window keep budget when pos table all_layers (did you mean sink?)");
     assert_refused("korder=ggfu",
                    "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
                    "--kv: sink= is given twice at character 15 of \"streaming-llm sink=8\": write the preset out and"
-                   " change it: sink=4 window=1020");
+                   " change it: sink=4 window=1020 pos=compact");
     assert_refused("streaming-llm(3)",
                    "--kv: preset streaming-llm takes no options at character 15 of \"streaming-llm(3)\": remove the parentheses");
 }
@@ -164,10 +164,10 @@ static void refuses_bad_form(void **state)
 static void refuses_bad_options(void **state)
 {
     assert_refused("k=int4(grop=2)",
-                   "--kv: unknown int4 option 'grop' at character 8 of \"k=int4(grop=2)\": legal are group scheme asym sym"
+                   "--kv: unknown int4 option 'grop' at character 8 of \"k=int4(grop=2)\": legal are group scheme clip search scale asym sym f16 e4m3 e5m2"
                    " (did you mean group?)");
     assert_refused("int4(symm)",
-                   "--kv: unknown int4 option 'symm' at character 6 of \"int4(symm)\": legal are group scheme asym sym"
+                   "--kv: unknown int4 option 'symm' at character 6 of \"int4(symm)\": legal are group scheme clip search scale asym sym f16 e4m3 e5m2"
                    " (did you mean sym?)");
     assert_refused("int4(group=2,group=2)",
                    "--kv: int4 option group is given twice at character 14 of \"int4(group=2,group=2)\": give it once");
@@ -176,6 +176,8 @@ static void refuses_bad_options(void **state)
                    "--kv: group=x is out of range at character 12 of \"int4(group=x)\": legal is a whole number from 0 to 65536");
     assert_refused("int4(group=-1)",
                    "--kv: group=-1 is out of range at character 12 of \"int4(group=-1)\": legal is a whole number from 0 to 65536");
+    assert_refused("int4(search=4)", "search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
+    assert_refused("int4(clip=0)", "--kv: clip=0 is out of range at character 11 of \"int4(clip=0)\": legal is a number from 0.1 to 1");
     assert_refused("int4(scheme=up)", "--kv: unknown scheme 'up' at character 13 of \"int4(scheme=up)\": legal are asym sym");
     assert_refused("f16(group=2)", "--kv: unknown f16 option 'group' at character 5 of \"f16(group=2)\": there are none");
 }
@@ -191,10 +193,19 @@ static void refuses_mixes(void **state)
     assert_refused("k=think(window=0)", "--kv: window=0 is out of range at character 16 of \"k=think(window=0)\": legal is a whole number from 1 to 4096");
 }
 
-static void refuses_what_is_not_built(void **state)
+/* A projection and the codec behind it. */
+static void projections_name_their_codec(void **state)
 {
-    assert_refused("latent(rank=4)",
-                   "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
+    assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
+                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "keep=none budget=none when=prefill pos=keep");
+    assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
+    assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
+    assert_refused("latent(of=int4", "--kv: '(' is never closed at character 7 of \"latent(of=int4\": add ')'");
+    assert_refused("latent(of=)", "--kv: unexpected ')' at character 11 of \"latent(of=)\": items are WORD, key=value, value=name(option=value,...) or @a-b,"
+                                  " with spaces between");
+    assert_refused("latent(of=kvquant)", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
+    assert_refused("k=latent v=kvquant", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
 }
 
 #define SNAPKV "snapkv(window=32,kernel=5,avg,mean,gqa=mean)"
@@ -209,6 +220,9 @@ static void reads_evictions(void **state)
     assert_resolved("keep=knorm budget=uniform(kept=0.5) @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)",
                     "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=knorm budget=uniform(kept=0.5) when=prefill pos=keep"
                     " @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)");
+    assert_resolved("keep=h2o budget=uniform(tokens=9) when=every:16 @0-0 when=full",
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=h2o(recent=0.5,mean) budget=uniform(tokens=9) when=every:16 pos=keep"
+                    " @0-0 when=full");
     assert_refused("keep=knorm", "--kv: keep=knorm without a budget: add budget=uniform(kept=0.5) or another");
     assert_refused("budget=ada(kept=0.5)", "--kv: budget=ada without a score: add keep=, or leave it out");
     assert_refused("keep=knorm budget=uniform", "a budget wants exactly one of kept=, removed=, tokens=, bytes=; 0 are given");
@@ -221,7 +235,7 @@ static void reads_evictions(void **state)
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
                    "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
-    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
 }
 
 static void checks_dims(void **state)
@@ -314,7 +328,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
         cmocka_unit_test(refuses_mixes),
-        cmocka_unit_test(refuses_what_is_not_built),
+        cmocka_unit_test(projections_name_their_codec),
         cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),
         cmocka_unit_test(survives_failing_allocations),
