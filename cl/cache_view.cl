@@ -19,7 +19,7 @@
 /* Integers of one call, the same for every work-item. */
 typedef struct {
     uint p0, n;                /* first position and tokens of the ubatch */
-    uint sink, ring, window;   /* sink rows; tail-ring rows; sliding window in tokens, 0 = none */
+    uint sink, k_ring, v_ring, window; /* sink rows; tail-ring rows of each side; sliding window in tokens, 0 = none */
     uint k_sealed, v_sealed;   /* tokens encoded so far, sinks included */
     uint k_lag, v_lag;
     uint k_slots, v_slots;     /* pages a stream */
@@ -29,10 +29,10 @@ typedef struct {
 } kvl_view;
 
 #define KVL_VIEW_PARAMS                                                                                                \
-    uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
+    uint p0, uint n, uint sink, uint k_ring, uint v_ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
         uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table, uint spin
 #define KVL_VIEW_INIT                                                                                                  \
-    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
+    {p0, n, sink, k_ring, v_ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
 
 /* First token of a head's sequence of `end` that is not encoded. */
 uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
@@ -72,13 +72,17 @@ ulong kvl_v_entry(uint h, uint i, kvl_view v) { return (ulong)KVL_H * v.k_slots 
 const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.k_table + (ulong)h * KVL_K_TABLE; }
 const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
 
-/* Exact rows of a layer: K [H][sink + ring][D], then V. */
-ulong kvl_exact_bytes(kvl_view v) { return (ulong)(v.sink + v.ring) * KVL_D * (KVL_EXACT_HALF ? 2 : 4); }
+/* Exact rows of a layer: K [H][sink + k_ring][D], then V. Byte offset of head h's. */
+ulong kvl_exact_offset(uint h, bool is_k, kvl_view v)
+{
+    const ulong k_rows = v.sink + v.k_ring, rows = is_k ? h * k_rows : KVL_H * k_rows + (ulong)h * (v.sink + v.v_ring);
+    return rows * KVL_D * (KVL_EXACT_HALF ? 2 : 4);
+}
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
-    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)),
-                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring, v.spin, 0};
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_offset(h, is_k, v), v.q_stride, v.p0, first, v.sink,
+                     is_k ? v.k_ring : v.v_ring, v.spin, 0};
     return rows;
 }
 

@@ -132,7 +132,7 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
                            KVL_VIEW_PARAMS)
 {
     table += table_offset;
-    const uint h = get_global_id(0), is_k = get_global_id(2) == 0;
+    const uint h = get_global_id(0), is_k = get_global_id(2) == 0, ring = is_k ? k_ring : v_ring;
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint token = p0 + get_global_id(1);
@@ -140,7 +140,7 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
     if (token >= sink && token + ring < p0 + n) return; /* not a sink and older than the newest `ring` */
     if (token >= sink && ring == 0) return;
     const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, token);
-    global uchar *base = exact + exact_offset + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(view);
+    global uchar *base = exact + exact_offset + kvl_exact_offset(h, is_k, view);
     const ulong at = (ulong)kvl_exact_index(rows, token) * KVL_D;
     for (uint c = 0; c < KVL_D; c++) {
         const float value = kvl_row_at(rows, 0, c);

@@ -202,7 +202,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -230,7 +230,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
     const struct kvl_cache_dims *dims = &cache->plan.dims;
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
+        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
         lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
         (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
@@ -254,7 +254,7 @@ static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, siz
 
 static uint32_t stage_heads(const struct kvl_cache *cache) { return cache->plan.dims.n_head + 2 * cache->plan.dims.n_kv_head; }
 
-static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
+static bool keeps_exact(const struct kvl_layer_plan *layer) { return kvl_exact_rows(layer) != 0; }
 
 static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
@@ -486,7 +486,7 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool past_sinks = true;
     for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
-    if (layer->ring == 0 && past_sinks) return KVL_OK;
+    if (!kvl_keeps_tail(layer) && past_sinks) return KVL_OK;
     struct call call = {0};
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
@@ -602,7 +602,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (layer->window != 0 || kvl_keeps_tail(layer)) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)

@@ -63,6 +63,13 @@ const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
     return side->table == NULL ? NULL : side->table + (size_t)h * side->shape.table_floats;
 }
 
+uint64_t kvl_exact_rows(const struct kvl_layer_plan *layer)
+{
+    return 2ull * layer->sink + layer->side[KVL_SIDE_K].ring + layer->side[KVL_SIDE_V].ring;
+}
+
+bool kvl_keeps_tail(const struct kvl_layer_plan *layer) { return kvl_exact_rows(layer) > 2ull * layer->sink; }
+
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
 {
     if (position <= layer->sink) return position;
@@ -158,13 +165,12 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
                             side->shape.tail_min);
         if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
-        if (kept > layer->ring) layer->ring = kept;
+        side->ring = kept < config->n_ctx - layer->sink ? kept : config->n_ctx - layer->sink;
         KVL_TRY(check_fake_quant(config, layer, side));
         KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
         layer->token_bytes += side->token_bytes * plan->dims.n_kv_head;
         layer->token_scale_bytes += scale_bytes * plan->dims.n_kv_head;
     }
-    if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
     layer->exact_row_bytes = (uint64_t)plan->dims.head_dim * (config->exact ? 4 : 2);
 done:
     return status;
@@ -300,7 +306,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->exact_offset = plan->exact_bytes;
-        plan->exact_bytes += (uint64_t)KVL_SIDES * plan->dims.n_kv_head * (layer->sink + layer->ring) * layer->exact_row_bytes;
+        plan->exact_bytes += kvl_exact_rows(layer) * plan->dims.n_kv_head * layer->exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
     const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */

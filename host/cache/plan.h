@@ -42,13 +42,14 @@ struct kvl_side_plan {
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
+    uint32_t ring;                   /* exact rows beside the sinks: the tail, and what a unit has open */
     uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
     const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded, there are none, or a prompt makes them */
 };
 
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES];
-    uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    uint32_t sink, window;           /* exact rows of a side: sink + ring */
     enum kvl_rope_stage rope;
     enum kvl_key_order korder;
     enum kvl_rotation rot;
@@ -128,6 +129,10 @@ const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h);
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
+/* Rows that a stream has room for in full precision, both sides; 0: everything is read encoded. */
+uint64_t kvl_exact_rows(const struct kvl_layer_plan *layer);
+/* Whether any of them are not sinks. */
+bool kvl_keeps_tail(const struct kvl_layer_plan *layer);
 /* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
 
