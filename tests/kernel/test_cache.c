@@ -201,6 +201,7 @@ static const struct row {
     {"k=kvquant(bits=2) v=kvquant(bits=4,outliers=0) table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
     {"k=kvquant(bits=4,outliers=5) v=int4 rot=hadamard table=random", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true, 64},
     {"k=f16 v=kvquant(outliers=10) tail=7 table=random", &dims_odd, 90, 64, KVL_P1_FAKE_QUANT, false, 24},
+    {"kvquant(bits=2,qnorm) table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"int4(group=32,clip=0.5,search=4,e4m3)", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
     {"k=int2(sym,clip=0.8,e5m2) v=int3(group=8,e4m3)", &dims_tiny, 90, 33, KVL_P2_WRITE_THEN_READ, true},
     {"kivi(residual=32,e4m3)", &dims_smol, 150, 1, KVL_P4_STREAMING, false},

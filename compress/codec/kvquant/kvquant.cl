@@ -28,7 +28,7 @@ void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table,
         uint bits = block[BYTE_AT(t, ROW(word, bit / 8))];
         if (bit % 8 + KVL_OPT_BITS > 8) bits |= (uint)block[BYTE_AT(t, ROW(word, bit / 8 + 1))] << 8;
         const uint code = bits >> bit % 8 & (LEVELS - 1);
-        o[i] = fma(LEVEL(table, code), REACH(PARAM_BASE(block), table, t, c + i), CENTER(PARAM_BASE(block), table, t, c + i));
+        o[i] = fma(LEVEL(table, KVL_OPT_READ_AT + code), REACH(PARAM_BASE(block), table, t, c + i), CENTER(PARAM_BASE(block), table, t, c + i));
     }
 #if KVL_OPT_SLOTS > 0
     for (uint s = 0; s < KVL_OPT_SLOTS; s++) {
