@@ -9,7 +9,9 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *finish_kept, *decode_rows; /* unrotate: NULL without a rotation */
+    struct kvl_kernel *seal, *keep, *decode_rows;
+    struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
+    struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
     struct kvl_kernel *evict, *score_kept;   /* where tokens go while others are decoded; the second where scores are of what is stored */
 };
@@ -19,13 +21,21 @@ struct kvl_cache {
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
     struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
+    struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
-    uint32_t *lost;                      /* [L][H] tokens evicted */
+    uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
-    struct kvl_cache_reads reads;
+    struct kvl_cache_reads reads;        /* both summed over the layers */
 };
+
+/* Of which the values' rotation or projection is undone. */
+static bool finishes_output(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    const struct kvl_side_plan *value = &layer->side[kvl_sides(&cache->plan.dims) - 1];
+    return (value->rot_m != 0 || value->projection != NULL) && !value->record.rebuilt;
+}
 
 /* A layer's kernels are built when they are first needed; layers of the same composition share programs. */
 static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
@@ -36,16 +46,22 @@ static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct kvl_program *store = NULL;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "store.cl", 1, &store));
-    KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
-    KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
-    if (layer->rot_m != 0) KVL_TRY(kvl_kernel_get(store, "kvl_unrotate_output", &k->unrotate));
-    if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
+    if (kvl_layer_projects(layer)) {
+        KVL_TRY(kvl_kernel_get(store, "kvl_project", &k->project));
+    } else {
+        KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
+        KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
+        if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
+    }
+    if (finishes_output(cache, layer)) KVL_TRY(kvl_kernel_get(store, "kvl_finish_output", &k->finish_output));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
 done:
     return status;
 }
+
+static uint32_t prefill_tile(const struct kvl_cache *cache, uint32_t l) { return kvl_prefill_tile(&cache->plan, &cache->plan.layer[l]); }
 
 /* which: 0 for one token, 1 for a prefill tile. */
 static kvl_status need_attend(struct kvl_cache *cache, uint32_t l, int which)
@@ -54,7 +70,7 @@ static kvl_status need_attend(struct kvl_cache *cache, uint32_t l, int which)
     struct layer_kernels *k = &cache->kernels[l];
     struct kvl_program *program = NULL;
     if (k->merge[which] != NULL) return KVL_OK;
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "attend.cl", which == 0 ? 1 : cache->prefill_tile, &program));
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "attend.cl", which == 0 ? 1 : prefill_tile(cache, l), &program));
     KVL_TRY(kvl_kernel_get(program, "kvl_attend", &k->attend[which]));
     KVL_TRY(kvl_kernel_get(program, "kvl_merge", &k->merge[which]));
 done:
@@ -75,14 +91,37 @@ done:
     return status;
 }
 
-static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
+static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_stream, float *floats)
 {
-    if (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn))) return KVL_OK;
+    if (side->projection == NULL && (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn)))) return KVL_OK;
     if (side->table == NULL)
-        return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
-                                     "then add table=table.h5 to the spec", side->codec->head.name);
-    memcpy(floats + side->table_offset, side->table, (size_t)n_kv_head * side->shape.table_floats * sizeof *floats);
+        return kvl_fail(KVL_E_USAGE, "%s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
+                                     "then add table=table.h5 to the spec",
+                        side->projection != NULL ? side->projection->plugin->name : side->codec->head.name);
+    if (side->projection == NULL) memcpy(floats + side->table_offset, side->table, (size_t)n_stream * side->shape.table_floats * sizeof *floats);
     return KVL_OK;
+}
+
+/* Each stream's two matrices as kernels read them: up by rows of the record where it is given records, by rows of the head where it is given
+ * queries. */
+static kvl_status copy_projection(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int s, float *floats)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_side_plan *side = &layer->side[s];
+    if (side->projection == NULL) return KVL_OK;
+    const bool of_queries = s == KVL_SIDE_K && !side->record.rebuilt;
+    const size_t rows = (size_t)side->record.heads * plan->dims.head_dim, rank = side->record.channels, n = rows * rank;
+    float *up = NULL;
+    KVL_TRY(kvl_alloc(&up, n, sizeof *up));
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
+        float *down = floats + side->projection_offset + 2 * n * h, *to = down + n;
+        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, down, up));
+        for (size_t i = 0; i < rows; i++)
+            for (size_t r = 0; r < rank; r++) to[of_queries ? i * rank + r : r * rows + i] = up[i * rank + r];
+    }
+done:
+    kvl_free(&up);
+    return status;
 }
 
 /* Each rotation's matrices and each stream's calibration to where the plan has them. */
@@ -94,9 +133,12 @@ static kvl_status write_tables(struct kvl_cache *cache)
     KVL_TRY(kvl_alloc(&floats, plan->n_table_floats, sizeof *floats));
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &plan->layer[l];
-        if (layer->rot_m != 0)
-            KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, plan->dims.head_dim, layer->rot_m, floats + layer->rotation_offset));
-        for (int s = 0; s < KVL_SIDES; s++) KVL_TRY(copy_table(&layer->side[s], plan->dims.n_kv_head, floats));
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            if (side->rot_m != 0) KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, side->rot_d, side->rot_m, floats + side->rotation_offset));
+            KVL_TRY(copy_table(side, layer->n_stream, floats));
+            KVL_TRY(copy_projection(plan, layer, s, floats));
+        }
     }
     KVL_TRY(kvl_buffer_new(cache->device, "tables", -1, KVL_MEM_TABLE, plan->n_table_floats * sizeof *floats, false, &cache->tables));
     KVL_TRY(kvl_buffer_write(cache->tables, 0, plan->n_table_floats * sizeof *floats, floats));
@@ -126,6 +168,9 @@ static kvl_status allocate(struct kvl_cache *cache)
     }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
+    if (plan->record_bytes == 0) goto done;
+    KVL_TRY(kvl_buffer_new(device, "records", -1, KVL_MEM_SCRATCH, plan->record_bytes, false, &cache->records));
+    KVL_TRY(kvl_buffer_new(device, "attention sums", -1, KVL_MEM_SCRATCH, plan->sum_bytes, false, &cache->sums));
 done:
     return status;
 }
@@ -138,7 +183,6 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->device = device;
     cache->plan = *plan;
     *plan = (struct kvl_cache_plan){0};
-    cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
@@ -162,6 +206,8 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->exact);
     kvl_buffer_free(&c->partial);
     kvl_buffer_free(&c->status);
+    kvl_buffer_free(&c->records);
+    kvl_buffer_free(&c->sums);
     kvl_buffer_free(&c->index);
     kvl_buffer_free(&c->raw);
     kvl_cache_plan_free(&c->plan);
@@ -186,11 +232,17 @@ const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache) { ret
 
 uint32_t kvl_cache_position(const struct kvl_cache *cache) { return cache->position; }
 
+/* Tokens of a stream's sequence when `position` tokens have been taken in. */
+static uint32_t place_of(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position)
+{
+    return position - cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h];
+}
+
 uint32_t kvl_cache_held(const struct kvl_cache *cache)
 {
-    const uint64_t streams = (uint64_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head;
-    uint64_t held = cache->position * streams;
-    for (uint64_t i = 0; i < streams; i++) held -= cache->lost[i];
+    uint64_t streams = 0, held = 0;
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
+        for (uint32_t h = 0; h < cache->plan.layer[l].n_stream; h++, streams++) held += place_of(cache, l, h, cache->position);
     return (uint32_t)(held / streams);
 }
 
@@ -202,7 +254,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -227,12 +279,12 @@ static void push_table(struct call *call, const struct kvl_cache *cache, uint32_
 static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
-    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const int value = kvl_sides(&cache->plan.dims) - 1; /* the side that values are read of */
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
+    const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
-        lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
-        (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
+        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
+        lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -240,8 +292,13 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
 /* KVL_TURN_PARAMS of cl/record.cl. */
 static void push_turn(struct call *call, const struct kvl_cache *cache, uint32_t l, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[kvl_sides(&cache->plan.dims) - 1];
     push(call, KVL_BUF(cache->tables));
-    push(call, KVL_U64(cache->plan.layer[l].rotation_offset));
+    push(call, KVL_U64(k->rotation_offset));
+    push(call, KVL_U64(v->rotation_offset));
+    push(call, KVL_U64(k->projection_offset));
+    push(call, KVL_U64(v->projection_offset));
     push(call, KVL_BUF(rotary));
     push(call, KVL_U32(rope_dim));
 }
@@ -252,20 +309,42 @@ static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, siz
     return kvl_launch(cache->device, kernel, (const size_t[3]){x, y, z}, (const size_t[3]){group, 1, 1}, work, call->arg, call->n);
 }
 
-static uint32_t stage_heads(const struct kvl_cache *cache) { return cache->plan.dims.n_head + 2 * cache->plan.dims.n_kv_head; }
-
-static bool keeps_exact(const struct kvl_layer_plan *layer) { return kvl_exact_rows(layer) != 0; }
+/* Query heads, keys and values: of the stage, or of a layer's streams. */
+static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
+}
 
 static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
     push(&call, KVL_BUF(stage));
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * stage_heads(cache) * cache->plan.dims.head_dim};
-    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, work, &call);
+    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * kvl_stage_row(&cache->plan.dims)};
+    return launch(cache, cache->kernels[l].rope, stage_heads(cache, layer), n, 1, 1, work, &call);
+}
+
+/* The same of a layer with a projection, whose query rows and records have a buffer of their own. kept: of a prompt's rows. */
+static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool kept, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                          uint32_t rope_dim)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t stage_row = kvl_stage_row(&cache->plan.dims), record_row = kvl_records_row(&cache->plan, layer);
+    struct call call = {0};
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U64(stage_row));
+    push(&call, KVL_BUF(cache->records));
+    push_table(&call, cache, l);
+    push_turn(&call, cache, l, rotary, rope_dim);
+    push(&call, KVL_U32(kept));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
+    push_view(&call, cache, l, n, 1);
+    const struct kvl_work work = {.bytes = sizeof(float) * n * (stage_row + record_row)};
+    return launch(cache, cache->kernels[l].project, stage_heads(cache, layer), n, 1, 1, work, &call);
 }
 
 /* Pages that tokens [first, end) of a side touch. */
@@ -284,12 +363,7 @@ static uint32_t ragged_pages(const struct kvl_side_plan *side, uint32_t n)
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Tokens of a head's sequence when `position` tokens have been taken in, and how many of them are encoded. */
-static uint32_t place_of(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position)
-{
-    return position - cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h];
-}
-
+/* How many of a stream's tokens are encoded. */
 static uint32_t sealed_of(const struct kvl_cache *cache, uint32_t l, int s, uint32_t h)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -301,8 +375,8 @@ static bool appends_whole(const struct kvl_cache *cache, uint32_t l)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool whole = true;
-    for (int s = 0; s < KVL_SIDES; s++) whole = whole && layer->side[s].tail == 0 && layer->side[s].shape.unit == 1;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) whole = whole && place_of(cache, l, h, cache->position) >= layer->sink;
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) whole = whole && layer->side[s].tail == 0 && layer->side[s].shape.unit == 1;
+    for (uint32_t h = 0; h < layer->n_stream; h++) whole = whole && place_of(cache, l, h, cache->position) >= layer->sink;
     return whole;
 }
 
@@ -310,7 +384,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     uint32_t pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first[s], cache->sealed[l][s]));
     if (pages == 0) return KVL_OK;
     struct call call = {0};
@@ -325,7 +399,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
-    return launch(cache, cache->kernels[l].seal, cache->plan.dims.n_kv_head, pages, KVL_SIDES, 1, work, &call);
+    return launch(cache, cache->kernels[l].seal, layer->n_stream, pages, (size_t)kvl_sides(&cache->plan.dims), 1, work, &call);
 }
 
 static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -334,36 +408,40 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = cache->position, end = first + n;
     uint32_t pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first, end));
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * stage_heads(cache) * cache->plan.dims.head_dim)};
-    return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
+    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * kvl_stage_row(&cache->plan.dims))};
+    return launch(cache, cache->kernels[l].append, stage_heads(cache, layer), pages, 1, 1, work, &call);
 }
 
-/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. */
-static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. *rows: where attention finds
+ * query rows and records. */
+static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         struct kvl_buffer **rows)
 {
     kvl_status status = KVL_OK;
+    const bool projects = kvl_layer_projects(&cache->plan.layer[l]);
     uint32_t first[KVL_SIDES];
     bool whole = true;
-    for (int s = 0; s < KVL_SIDES; s++) {
+    *rows = projects ? cache->records : stage;
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) {
         first[s] = cache->sealed[l][s];
         cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
-    if (whole && cache->plan.layer[l].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
+    if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
-    KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, first, stage));
+    KVL_TRY(projects ? project(cache, l, n, false, stage, rotary, rope_dim) : finish(cache, l, n, stage, rotary, rope_dim));
+    KVL_TRY(seal(cache, l, n, first, *rows));
 done:
     return status;
 }
@@ -375,18 +453,19 @@ static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = place_of(cache, l, h, cache->position);
     struct kvl_cache_reads reads = {0};
+    const int sides = kvl_sides(&cache->plan.dims);
     uint32_t sealed[KVL_SIDES];
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < sides; s++)
         sealed[s] = cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], first + n) : cache->sealed[l][s];
     for (uint32_t p = first; p < first + n; p++) {
         const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
         const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
         reads.tokens += seen;
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < sides; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, sealed[s]) : 0;
             const uint64_t coded = coded_end > start ? coded_end - start : 0;
-            reads.bytes += coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes;
+            reads.bytes += coded * side->token_bytes + (seen - coded) * side->exact_row_bytes;
         }
     }
     return reads;
@@ -395,7 +474,7 @@ static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t
 /* The same of a layer: tokens on average over its heads, bytes of all of them. */
 static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_t l, uint32_t n)
 {
-    const uint32_t heads = cache->plan.dims.n_kv_head;
+    const uint32_t heads = cache->plan.layer[l].n_stream;
     struct kvl_cache_reads reads = head_reads(cache, l, 0, n);
     if (!cache->plan.evicts) return (struct kvl_cache_reads){reads.tokens, reads.bytes * heads};
     for (uint32_t h = 1; h < heads; h++) {
@@ -411,7 +490,7 @@ static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_
 static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
 {
     uint32_t tokens = 0;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+    for (uint32_t h = 0; h < layer->n_stream; h++)
         tokens = max_u32(tokens, place_of(cache, (uint32_t)(layer - cache->plan.layer), h, cache->position));
     return tokens;
 }
@@ -419,7 +498,7 @@ static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_pl
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
-    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
+    const uint32_t groups = n_tiles * layer->n_stream, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = longest(cache, layer) + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
@@ -428,26 +507,27 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
-static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer *out)
+static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         struct kvl_buffer *sums)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t tile = n == 1 ? 1 : cache->prefill_tile, n_tiles = (n + tile - 1) / tile;
-    const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
+    const uint32_t tile = n == 1 ? 1 : prefill_tile(cache, l), n_tiles = (n + tile - 1) / tile;
+    const uint32_t n_splits = split_count(cache, layer, n, n_tiles), sum_dim = kvl_sum_dim(&cache->plan, layer);
     const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-    const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
+    const struct kvl_work work = {.bytes = reads.bytes / tile,
+                                  .flops = 2 * reads.tokens * dims->n_head * (kvl_query_dim(&cache->plan, layer) + sum_dim)};
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
-    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(rows));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
-    push(&call, KVL_BUF(out));
+    push(&call, KVL_F32(dims->scale != 0.0f ? dims->scale : 1.0f / sqrtf((float)dims->head_dim)));
+    push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(cache->partial));
     if (layer->cells != 0) {
         push(&call, KVL_BUF(cache->index));
@@ -458,34 +538,35 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
-    KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
-                   &call));
+    KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * layer->n_stream * n_splits * group, 1, 1, group, work, &call));
     if (n_splits > 1) {
-        const uint32_t rows = n * dims->n_head;
-        const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * rows * dims->head_dim * sizeof(float)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
+        const uint32_t n_rows = n * dims->n_head;
+        const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(sums), KVL_U32(n_rows), KVL_U32(n_splits)};
+        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * n_rows * sum_dim * sizeof(float)};
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){n_rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
                            merged, args, sizeof args / sizeof args[0]));
     }
 done:
     return status;
 }
 
-/* Values were rotated for storage: so is what attention made of them. */
-static kvl_status unrotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rotary, uint32_t rope_dim, struct kvl_buffer *out)
+/* Values were rotated and projected for storage: so is what attention made of them. */
+static kvl_status finish_output(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rotary, uint32_t rope_dim, struct kvl_buffer *sums,
+                                struct kvl_buffer *out)
 {
-    if (cache->kernels[l].unrotate == NULL) return KVL_OK;
+    if (cache->kernels[l].finish_output == NULL) return KVL_OK;
     struct call call = {0};
+    push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(out));
     push_turn(&call, cache, l, rotary, rope_dim);
-    return launch(cache, cache->kernels[l].unrotate, cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
+    return launch(cache, cache->kernels[l].finish_output, cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
 }
 
 static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool past_sinks = true;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
+    for (uint32_t h = 0; h < layer->n_stream; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
     if (!kvl_keeps_tail(layer) && past_sinks) return KVL_OK;
     struct call call = {0};
     push_table(&call, cache, l);
@@ -493,8 +574,11 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * KVL_SIDES * cache->plan.dims.n_kv_head * (cache->plan.dims.head_dim * sizeof(float) + layer->exact_row_bytes)};
-    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, work, &call);
+    const int sides = kvl_sides(&cache->plan.dims);
+    struct kvl_work work = {0};
+    for (int s = 0; s < sides; s++)
+        work.bytes += (uint64_t)n * layer->n_stream * (layer->side[s].record.channels * sizeof(float) + layer->side[s].exact_row_bytes);
+    return launch(cache, cache->kernels[l].keep, layer->n_stream, n, (size_t)sides, 1, work, &call);
 }
 
 /* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
@@ -502,7 +586,7 @@ static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     if (cache->plan.config.protocol != KVL_P1_FAKE_QUANT || cache->position <= layer->sink) return KVL_OK;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         if ((cache->position - layer->sink) % layer->side[s].shape.group != 0)
             return kvl_fail(KVL_E_USAGE, "protocol p1: a step at position %u would split a group of %u tokens of codec %s; feed whole windows",
                             cache->position, layer->side[s].shape.group, layer->side[s].codec->head.name);
@@ -556,6 +640,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
+    struct kvl_buffer *rows;
     assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
@@ -564,13 +649,14 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
-        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to a prompt's eviction */
-        KVL_TRY(unrotate(cache, layer, n, rotary, rope_dim, out));
+        struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
+        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
+        KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
-    KVL_TRY(keep_exact(cache, layer, n, stage)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(evict(cache, layer, stage));         /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
+    KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
+    KVL_TRY(evict(cache, layer, stage));        /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
@@ -589,11 +675,27 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-        if (l == 0) cache->reads.tokens += reads.tokens;
+        cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
+}
+
+/* Whether a window's ring of pages is shorter than the context. */
+static bool forgets(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    bool ring = false;
+    for (int s = 0; s < KVL_SIDES; s++)
+        ring = ring || (uint64_t)layer->side[s].slots * layer->side[s].dims.page_tokens < cache->plan.config.n_ctx - layer->sink;
+    return layer->window != 0 && ring;
+}
+
+void kvl_cache_narrow(struct kvl_cache *cache, uint32_t l, uint32_t window)
+{
+    assert(!forgets(cache, l));
+    cache->plan.layer[l].window = window;
 }
 
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
@@ -602,7 +704,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (layer->window != 0 || kvl_keeps_tail(layer)) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || kvl_keeps_tail(layer)) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -631,8 +733,8 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
     const struct kvl_cache_plan *plan = &cache->plan;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     uint64_t *entry = plan->page_address + layer->table_offset, bytes = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
-        for (uint32_t h = 0; h < plan->dims.n_kv_head; h++, entry += layer->side[s].slots) {
+    for (int s = 0; s < kvl_sides(&plan->dims); s++)
+        for (uint32_t h = 0; h < layer->n_stream; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
             const uint32_t pages = min_u32((body + side->dims.page_tokens - 1) / side->dims.page_tokens, side->slots);
@@ -642,9 +744,9 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
                 bytes += i < pages ? side->page_bytes : 0;
             }
         }
-    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
         entry[h] = (uint64_t)count[h] << 32;
-        if (layer->cells != 0) entry[plan->dims.n_kv_head + h] = 0;
+        if (layer->cells != 0) entry[layer->n_stream + h] = 0;
     }
     if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
     kvl_buffer_free(&cache->slab[l]);
@@ -659,7 +761,7 @@ static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
     return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
-                            plan->dims.n_kv_head * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
+                            layer->n_stream * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
                             plan->page_address + layer->table_offset);
 }
 
@@ -732,12 +834,14 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
-    if (layer->rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
+    if (kvl_layer_projects(layer)) return project(cache, l, n, true, stage, rotary, rope_dim);
+    if (layer->side[KVL_SIDE_K].rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
-    push(&call, KVL_U32(keeps_exact(layer)));
-    return launch(cache, cache->kernels[l].finish_kept, 2 * cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call);
+    push(&call, KVL_U32(kvl_stage_row(&cache->plan.dims)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
+    const size_t rows = (size_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
+    return launch(cache, cache->kernels[l].finish_kept, rows, n, 1, 1, (struct kvl_work){0}, &call);
 }
 
 kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -745,9 +849,10 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
 {
     kvl_status status = KVL_OK;
     const uint32_t none[KVL_SIDES] = {0};
+    struct kvl_buffer *rows = kvl_layer_projects(&cache->plan.layer[l]) ? cache->records : stage;
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, none, stage));
-    KVL_TRY(keep_exact(cache, l, n, stage));
+    KVL_TRY(seal(cache, l, n, none, rows));
+    KVL_TRY(keep_exact(cache, l, n, rows));
     KVL_TRY(score_kept(cache, l, n, stage));
     cache->position += n;
 done:
@@ -757,21 +862,25 @@ done:
 kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t heads = cache->plan.dims.n_kv_head;
+    const uint32_t heads = layer->n_stream;
     const uint64_t slots = (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
     for (uint32_t h = 0; h < heads; h++) {
-        cache->lost[(size_t)l * heads + h] = n_token - count[h];
+        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
     cache->position = cache->n_prompt = n_token;
     return write_table(cache, l);
 }
 
-void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
-
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 {
-    if (l == 0) cache->reads.tokens += reads->tokens;
+    *out = cache->reads;
+    out->tokens /= cache->plan.dims.n_layer;
+}
+
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads)
+{
+    cache->reads.tokens += reads->tokens;
     cache->reads.bytes += reads->bytes;
 }
 
@@ -780,11 +889,10 @@ void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kv
 static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
 {
     kvl_status status = KVL_OK;
-    const uint32_t n_kv_head = cache->plan.dims.n_kv_head;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) {
             const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-            for (uint32_t h = 0; h < n_kv_head; h++) {
+            for (uint32_t h = 0; h < layer->n_stream; h++) {
                 struct kvl_codec_bytes used;
                 KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed_of(cache, l, s, h) - layer->sink), &used));
                 bytes[KVL_MEM_PAYLOAD] += used.payload;
@@ -801,9 +909,9 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     uint64_t used = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        for (int s = 0; s < KVL_SIDES; s++)
-            for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
-                used += layer->exact_row_bytes *
+        for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
+            for (uint32_t h = 0; h < layer->n_stream; h++)
+                used += layer->side[s].exact_row_bytes *
                         kvl_exact_rows_held(&cache->plan, layer, s, sealed_of(cache, l, s, h), place_of(cache, l, h, cache->position));
     }
     return used;
@@ -876,6 +984,14 @@ kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *ou
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
 
+void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t places = kvl_cache_places(cache, l, h), sink = min_u32(layer->sink, places);
+    const uint32_t slid = layer->window != 0 && places > layer->window ? places - layer->window : 0;
+    *out = (struct kvl_segments){sink, max_u32(sink, slid), max_u32(sink, min_u32(sealed_of(cache, l, side, h), places)), places};
+}
+
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -893,9 +1009,9 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
 {
     kvl_status status = KVL_OK;
     struct kvl_buffer *out = NULL;
-    const struct kvl_cache_dims *dims = &cache->plan.dims;
-    const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
-    for (uint32_t h = 0; h < dims->n_kv_head; h++)
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t bytes = (uint64_t)layer->n_stream * count * layer->side[side].record.channels * sizeof(float);
+    for (uint32_t h = 0; h < layer->n_stream; h++)
         if (first < cache->plan.layer[l].sink || first + count > sealed_of(cache, l, side, h))
             return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u of head %u are)", first, first + count, sealed_of(cache, l, side, h), h);
     KVL_TRY(need_store(cache, l));
@@ -909,7 +1025,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(out));
     push_view(&call, cache, l, 1, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].decode_rows, dims->n_kv_head, count, 1, 1, (struct kvl_work){0}, &call));
+    KVL_TRY(launch(cache, cache->kernels[l].decode_rows, layer->n_stream, count, 1, 1, (struct kvl_work){0}, &call));
     KVL_TRY(kvl_buffer_read(out, 0, bytes, rows));
 done:
     kvl_buffer_free(&out);
@@ -920,8 +1036,8 @@ kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t l, enum kvl_sid
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t k_slots = layer->side[KVL_SIDE_K].slots, slots = layer->side[side].slots;
-    if (page >= slots || head >= cache->plan.dims.n_kv_head) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
-    const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)cache->plan.dims.n_kv_head * k_slots;
+    if (page >= slots || head >= layer->n_stream) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
+    const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)layer->n_stream * k_slots;
     const uint64_t address = cache->plan.page_address[layer->table_offset + before + (uint64_t)head * slots + page];
     return kvl_buffer_read(cache->slab[cache->plan.evicts ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
 }

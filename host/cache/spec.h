@@ -14,14 +14,16 @@ enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
 /* Where channel c of a key's record lies in a row of neighbouring pairs. */
 uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c);
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
 enum { KVL_MAX_KEEP = 4 };
 
-/* A calibration table: what codecs of one model learned from a text, for each stream. */
+/* A calibration table: what codecs or projections of one model learned from a text, for each stream: a kv head, or those that a projection takes
+ * together. */
 struct kvl_table {
-    uint32_t n_layer, n_kv_head;
+    uint32_t n_layer, n_stream; /* streams of a layer */
     uint32_t n[KVL_SIDES];     /* floats a stream */
-    float *values[KVL_SIDES];  /* [L][H][n]; NULL where the file has none */
+    float *values[KVL_SIDES];  /* [L][streams][n]; NULL where the file has none */
     char sha256[65];           /* of the file */
 };
 void kvl_table_free(struct kvl_table *table);
@@ -29,6 +31,7 @@ void kvl_table_free(struct kvl_table *table);
 /* What one layer's cache does. Instances are owned by the spec. */
 struct kvl_layer_spec {
     struct kvl_instance codec[KVL_SIDES];
+    struct kvl_instance projection[KVL_SIDES]; /* in front of the codec; unset without one */
     enum kvl_rope_stage rope;
     enum kvl_rotation rot;
     uint64_t rot_seed;
@@ -36,6 +39,7 @@ struct kvl_layer_spec {
     uint32_t sink;             /* first tokens in full precision */
     int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
     uint32_t window;           /* 0 = none */
+    enum kvl_scope all_layers; /* KVL_SCOPE_ALL_LAYERS: sink and window are for layers, too, that slide by themselves */
     struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
     uint32_t n_keep;           /* 0: every token stays */
     struct kvl_instance budget; /* unset without keep */
@@ -54,6 +58,16 @@ void kvl_spec_free(struct kvl_spec **spec);
 
 /* The entry of layer `layer` (0-based). Never NULL. */
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
+/* What a side's codec is given of a token, for each of its streams. */
+struct kvl_stream_record {
+    uint32_t heads;            /* kv heads that share it */
+    uint32_t channels;         /* of the record */
+    bool rebuilt;              /* rows are made from it one by one when they are read */
+    uint32_t table_floats;     /* of the projection, a stream */
+};
+kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out);
+/* Whether a projection stands in front of a codec. */
+bool kvl_spec_projects(const struct kvl_layer_spec *entry);
 /* Whether any layer slides; whether any evicts. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
@@ -69,7 +83,8 @@ typedef kvl_status (*kvl_table_loader)(void *context, const struct kvl_layer_spe
 kvl_status kvl_spec_load_tables(struct kvl_spec *spec, kvl_table_loader load, void *context);
 /* Digests of the tables, a space between; appends. */
 kvl_status kvl_spec_tables_sha256(const struct kvl_spec *spec, struct kvl_text *out);
-/* The words that say what a codec is given of a row: "rope=post rot=none korder=gguf"; appends. */
+/* The words that say what a codec, or the projection in front of it, is given of a row: "rope=post rot=none korder=gguf" (a rotation comes behind
+ * a projection); appends. */
 kvl_status kvl_spec_form(const struct kvl_layer_spec *entry, struct kvl_text *out);
 /* Whether all layers do the same. */
 bool kvl_spec_uniform(const struct kvl_spec *spec);

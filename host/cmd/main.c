@@ -30,6 +30,7 @@
     X(xcheck) \
     X(sweep) \
     X(report) \
+    X(trace) \
     X(log_show) \
     X(log_repair) \
     X(log_diff) \

@@ -217,6 +217,7 @@ kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, str
         KVL_TRY(run_piece(e, l, start, end, ns));
         if (start == 0) KVL_TRY(kvl_record_eviction(record, e->session[KVL_EVAL_SPEC]));
     }
+    KVL_TRY(kvl_record_running(record, e->session[KVL_EVAL_SPEC]));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!e->session[role]) continue;
         KVL_TRY(kvl_record_step(record, e->session[role], phase[role], l->n_ctx, ns[role], NULL));

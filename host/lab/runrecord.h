@@ -54,6 +54,8 @@ kvl_status kvl_record_step(struct kvl_record *record, struct kvl_session *sessio
                            uint64_t duration_ns, const struct kvl_counters *before);
 /* Rows of /evictions and /evictions/positions: what the session's last prompt left of each layer and head. Nothing if the spec evicts nothing. */
 kvl_status kvl_record_eviction(struct kvl_record *record, struct kvl_session *session);
+/* The same of what layers that evict while tokens are decoded hold now. Blocks. */
+kvl_status kvl_record_running(struct kvl_record *record, struct kvl_session *session);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */

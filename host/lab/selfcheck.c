@@ -181,7 +181,7 @@ static kvl_status load_known_table(void *context, const struct kvl_layer_spec *e
 {
     const struct known_table *known = context;
     kvl_status status = KVL_OK;
-    *out = (struct kvl_table){.n_layer = 1, .n_kv_head = CODEC_KV_HEADS};
+    *out = (struct kvl_table){.n_layer = 1, .n_stream = CODEC_KV_HEADS};
     for (int s = 0; s < KVL_SIDES; s++) {
         const struct kvl_known_answer *answer = known->of_side[s];
         struct kvl_codec_shape shape;
@@ -374,7 +374,7 @@ static kvl_status check_type(struct checker *c, struct product_bench *b, const s
     KVL_TRY(kvl_alloc(&bytes, tensor.n_bytes, 1));
     kvl_probe_weights(type, type->gguf_type, n_blocks, bytes, b->w);
     tensor.data = bytes;
-    KVL_TRY(kvl_linear_load(c->device, "check weights", -1, tensors, 1, false, &linear));
+    KVL_TRY(kvl_linear_load(c->device, "check weights", -1, tensors, 1, (struct kvl_linear_form){0}, &linear));
     KVL_TRY(check_products(c, b, &linear));
 done:
     kvl_linear_free(&linear);

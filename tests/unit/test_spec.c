@@ -126,7 +126,7 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window keep budget when pos table (did you mean sink?)");
+                   " vtail window keep budget when pos table all_layers (did you mean sink?)");
     assert_refused("korder=ggfu",
                    "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
@@ -193,10 +193,19 @@ static void refuses_mixes(void **state)
     assert_refused("k=think(window=0)", "--kv: window=0 is out of range at character 16 of \"k=think(window=0)\": legal is a whole number from 1 to 4096");
 }
 
-static void refuses_what_is_not_built(void **state)
+/* A projection and the codec behind it. */
+static void projections_name_their_codec(void **state)
 {
-    assert_refused("latent(rank=4)",
-                   "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
+    assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
+                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym,clip=1,search=0,f16)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "keep=none budget=none when=prefill pos=keep");
+    assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
+    assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
+    assert_refused("latent(of=int4", "--kv: '(' is never closed at character 7 of \"latent(of=int4\": add ')'");
+    assert_refused("latent(of=)", "--kv: unexpected ')' at character 11 of \"latent(of=)\": items are WORD, key=value, value=name(option=value,...) or @a-b,"
+                                  " with spaces between");
+    assert_refused("latent(of=kvquant)", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
+    assert_refused("k=latent v=kvquant", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
 }
 
 #define SNAPKV "snapkv(window=32,kernel=5,avg,mean,gqa=mean)"
@@ -223,7 +232,7 @@ static void reads_evictions(void **state)
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
                    "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
-    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
 }
 
 static void checks_dims(void **state)
@@ -316,7 +325,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
         cmocka_unit_test(refuses_mixes),
-        cmocka_unit_test(refuses_what_is_not_built),
+        cmocka_unit_test(projections_name_their_codec),
         cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),
         cmocka_unit_test(survives_failing_allocations),
