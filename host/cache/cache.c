@@ -28,6 +28,7 @@ struct kvl_cache {
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
+    struct kvl_cache_counts prompt_counts; /* of prompts' rows */
 };
 
 /* Of which the values' rotation or projection is undone. */
@@ -980,7 +981,19 @@ done:
     return status;
 }
 
-kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out)
+{
+    const kvl_status status = kvl_buffer_read(cache->status, 0, sizeof *out, out);
+    out->nonfinite += cache->prompt_counts.nonfinite;
+    out->overflow += cache->prompt_counts.overflow;
+    return status;
+}
+
+void kvl_cache_add_counts(struct kvl_cache *cache, const struct kvl_cache_counts *counts)
+{
+    cache->prompt_counts.nonfinite += counts->nonfinite;
+    cache->prompt_counts.overflow += counts->overflow;
+}
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
 
