@@ -626,8 +626,15 @@ done:
     return status;
 }
 
-/* Bytes of the UTF-8 character that begins with `lead`, by that byte alone. */
-static uint32_t char_size(unsigned char lead) { return lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4; }
+/* Bytes of the UTF-8 character that text begins with; 1 if it is cut. */
+static uint32_t char_size(const char *text, size_t left)
+{
+    const unsigned char lead = (unsigned char)text[0];
+    const uint32_t size = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    uint32_t n = 1;
+    while (n < size && n < left && ((unsigned char)text[n] & 0xc0) == 0x80) n++;
+    return n == size ? size : 1;
+}
 
 static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
 {
@@ -636,8 +643,7 @@ static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
     KVL_TRY(spm_word(e, start, end));
     KVL_TRY(make_room(e, e->word.size));
     for (uint32_t at = 0, size; at < e->word.size; at += size) {
-        const uint32_t left = (uint32_t)e->word.size - at, whole = char_size((unsigned char)e->word.data[at]);
-        size = whole < left ? whole : left;
+        size = char_size(e->word.data + at, e->word.size - at);
         e->symbols[n++] = (struct symbol){.id = find_token(e->t, e->word.data + at, size), .start = at, .size = size};
     }
     merge_symbols(e, n);
