@@ -896,6 +896,14 @@ kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *ou
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
 
+void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t places = kvl_cache_places(cache, l, h), sink = min_u32(layer->sink, places);
+    const uint32_t slid = layer->window != 0 && places > layer->window ? places - layer->window : 0;
+    *out = (struct kvl_segments){sink, max_u32(sink, slid), max_u32(sink, min_u32(sealed_of(cache, l, side, h), places)), places};
+}
+
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];

@@ -44,6 +44,12 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
 /* Blocks: positions of the tokens that head h of layer l has, in the order in which it stores them; room for kvl_cache_places. A layer that evicts
  * nothing while decoding: KVL_E_USAGE. */
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position);
+/* Where a head's tokens of a side are, by place (of a cache that evicted nothing: by position): [0, sink) exact, [sink, sealed) encoded, [sealed,
+ * places) exact until they are. Of a window, those from sink to before `first` are gone. */
+struct kvl_segments {
+    uint32_t sink, first, sealed, places;
+};
+void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out);
 /* Tokens that head h of layer l has. */
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h);
 

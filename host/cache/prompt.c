@@ -35,6 +35,7 @@ struct kvl_prompt {
     struct kvl_kernel *gather;
     uint32_t n_token, layer;
     struct evidence evidence;
+    const struct kvl_prompt_observer *observer; /* NULL: nobody looks */
     float *piece;                   /* [ubatch][q_stride] a stage read back */
 };
 
@@ -118,6 +119,8 @@ void kvl_prompt_free(struct kvl_prompt **prompt)
     kvl_free(prompt);
 }
 
+void kvl_prompt_observe(struct kvl_prompt *p, const struct kvl_prompt_observer *observer) { p->observer = observer; }
+
 /* NULL: the side's codec does not learn its table from the prompt. */
 static const struct kvl_side_plan *learner(const struct kvl_prompt *p, int side)
 {
@@ -158,7 +161,8 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     p->layer = l;
     e->needs = needs_of(p, l);
     if (layer_of(p, l)->running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
-    if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
+    if (p->observer != NULL) e->needs.what |= KVL_NEED_QUERIES;
+    if (p->observer != NULL || wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
     if (e->needs.queries > n) e->needs.queries = (uint32_t)n;
     e->n_query = e->needs.queries;
     for (int s = 0; s < KVL_SIDES; s++) {
@@ -454,6 +458,7 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     kvl_cache_reads(p->rows, &reads);
     kvl_cache_count_prompt(p->cache, &reads);
     KVL_TRY(complete(p, w_o, &in));
+    if (p->observer != NULL) KVL_TRY(p->observer->layer(p->observer->context, &in));
     const struct kvl_layer_plan *layer = layer_of(p, p->layer);
     if (layer->slides) KVL_TRY(kvl_select_newest(&in, layer->window, selection));
     else KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->budgeted_token_bytes, selection));

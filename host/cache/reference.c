@@ -2,6 +2,7 @@
 #include "half.h"
 #include "mem.h"
 #include "rotation.h"
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -234,5 +235,163 @@ done:
     kvl_free(&buffer);
     kvl_free(&query);
     kvl_free(&weight);
+    return status;
+}
+
+/* ---- tokens that go while others are decoded ---- */
+
+/* What a head has: tokens by age, each with its number. */
+struct held {
+    uint32_t n, *token; /* [T] */
+    double *score;      /* [T] */
+};
+
+struct evict_work {
+    const struct kvl_cache_plan *plan;
+    const struct kvl_layer_plan *layer;
+    struct sources side[KVL_SIDES];
+    struct kvl_rope rope;
+    struct held *held;    /* [H] */
+    double *weight;       /* [T] */
+    float *query, *key;   /* [D] */
+};
+
+/* Records in full precision and as decoded, as they are before RoPE turns them when they are read. */
+static kvl_status read_unturned(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x, struct kvl_rope rope,
+                                float *exact, float *coded)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t d = plan->dims.head_dim;
+    struct form form;
+    KVL_TRY(form_open(plan, l, side, rope, &form));
+    KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
+    for (size_t i = 0; i < (size_t)n_tokens * plan->dims.n_kv_head * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
+    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, exact, coded));
+    for (size_t row = 0; row < (size_t)n_tokens * plan->dims.n_kv_head; row++) {
+        KVL_TRY(from_record(&form, 0, exact + row * d)); /* RoPE leaves position 0 as it is */
+        KVL_TRY(from_record(&form, 0, coded + row * d));
+    }
+done:
+    form_close(&form);
+    return status;
+}
+
+/* The place's row of a side: sinks and the newest tokens in full precision. */
+static const float *held_row(const struct evict_work *w, enum kvl_side side, uint32_t h, uint32_t place)
+{
+    const struct held *held = &w->held[h];
+    const uint32_t sealed = kvl_sealed_end(w->layer, &w->layer->side[side], held->n), heads = w->plan->dims.n_kv_head, d = w->plan->dims.head_dim;
+    const bool is_exact = place < w->layer->sink || place >= sealed;
+    return (is_exact ? w->side[side].exact : w->side[side].coded) + ((size_t)held->token[place] * heads + h) * d;
+}
+
+/* Query head r of kv head h over all that it has: out [D], and the probabilities into w->weight. */
+static void attend_held(struct evict_work *w, uint32_t h, uint32_t position, const float *q, float *out)
+{
+    const struct held *held = &w->held[h];
+    const uint32_t d = w->plan->dims.head_dim;
+    const bool compact = w->layer->pos == KVL_POS_COMPACT;
+    double top = -INFINITY, total = 0.0;
+    memcpy(w->query, q, d * sizeof *q);
+    rope_row(w->query, w->rope, compact ? held->n - 1 : position);
+    for (uint32_t i = 0; i < held->n; i++) {
+        w->weight[i] = score(w->query, held_row(w, KVL_SIDE_K, h, i), d, w->rope, compact ? i : 0, w->key);
+        top = fmax(top, w->weight[i]);
+    }
+    for (uint32_t i = 0; i < held->n; i++) total += w->weight[i] = exp(w->weight[i] - top);
+    for (uint32_t i = 0; i < held->n; i++) w->weight[i] /= total;
+    for (uint32_t c = 0; c < d; c++) {
+        double sum = 0.0;
+        for (uint32_t i = 0; i < held->n; i++) sum += w->weight[i] * held_row(w, KVL_SIDE_V, h, i)[c];
+        out[c] = (float)sum;
+    }
+}
+
+/* Of places [sink, sealed) the one that goes first. */
+static uint32_t first_to_go(const struct held *held, const struct kvl_score_running *running, uint32_t sink, uint32_t sealed, uint32_t position)
+{
+    uint32_t found = sink;
+    double worst = INFINITY;
+    for (uint32_t i = sink; i < sealed; i++) {
+        const bool stays = held->token[i] < running->first || (uint64_t)held->token[i] + running->newest > position;
+        const double number = stays ? FLT_MAX : held->score[i];
+        if (number > worst) continue; /* of equal ones the newest */
+        worst = number;
+        found = i;
+    }
+    return found;
+}
+
+static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t position)
+{
+    struct kvl_score_running running = {.struct_size = sizeof running};
+    const struct kvl_layer_plan *layer = w->layer;
+    uint32_t target;
+    const kvl_status status = kvl_decode_target(w->plan, l, position + 1, 1, &target);
+    if (status != KVL_OK) return status;
+    layer->score->running(kvl_spec_layer(w->plan->config.spec, l)->keep[0].priv, target, &running);
+    for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
+        struct held *held = &w->held[h];
+        while (held->n > target) {
+            const uint32_t sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], held->n);
+            if (sealed == layer->sink) break;
+            const uint32_t gone = first_to_go(held, &running, layer->sink, sealed, position);
+            memmove(held->token + gone, held->token + gone + 1, (held->n - gone - 1) * sizeof *held->token);
+            memmove(held->score + gone, held->score + gone + 1, (held->n - gone - 1) * sizeof *held->score);
+            held->n--;
+        }
+    }
+    return KVL_OK;
+}
+
+/* Appends the token at `position`, attends and lets scores go on. */
+static void take_in(struct evict_work *w, uint32_t position, const float *q, const float *stored, float *out)
+{
+    const struct kvl_cache_dims *dims = &w->plan->dims;
+    const uint32_t group = dims->n_head / dims->n_kv_head;
+    const struct kvl_score_running *running = &w->layer->running;
+    for (uint32_t h = 0; h < dims->n_kv_head; h++) {
+        struct held *held = &w->held[h];
+        held->token[held->n] = position;
+        held->score[held->n++] = stored != NULL ? stored[h] : 0.0;
+        for (uint32_t i = 0; i < held->n && running->source == KVL_RUN_NEWEST; i++) held->score[i] = 0.0;
+    }
+    for (uint32_t r = 0; r < dims->n_head; r++) {
+        attend_held(w, r / group, position, q + (size_t)r * dims->head_dim, out + (size_t)r * dims->head_dim);
+        if (running->source == KVL_RUN_STORED) continue;
+        for (uint32_t h = 0; h < dims->n_kv_head; h++)
+            for (uint32_t i = 0; i < w->held[h].n && (running->is_shared || h == r / group); i++) w->held[h].score[i] += w->weight[i];
+    }
+}
+
+kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
+                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const size_t size = (size_t)n_tokens * heads * d, q_row = (size_t)plan->dims.n_head * d;
+    struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope};
+    float *rows = NULL;
+    double *scores = NULL;
+    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d, sizeof *rows));
+    KVL_TRY(kvl_alloc(&scores, ((size_t)heads + 1) * n_tokens, sizeof *scores));
+    KVL_TRY(kvl_alloc(&w.held, heads, sizeof *w.held));
+    w.weight = scores + (size_t)heads * n_tokens;
+    w.query = rows + 4 * size;
+    w.key = w.query + d;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        w.side[s] = (struct sources){rows + s * 2 * size, rows + (s * 2 + 1) * size};
+        KVL_TRY(read_unturned(plan, l, s, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
+    }
+    for (uint32_t h = 0; h < heads; h++) w.held[h] = (struct held){0, held + (size_t)h * n_tokens, scores + (size_t)h * n_tokens};
+    for (uint32_t p = 0; p < n_tokens; p++) {
+        take_in(&w, p, q + p * q_row, stored != NULL ? stored + (size_t)p * heads : NULL, out + p * q_row);
+        if (p > 0) KVL_TRY(evict_after(&w, l, p)); /* the prompt's eviction is another: here it keeps its token */
+    }
+    for (uint32_t h = 0; h < heads; h++) n_held[h] = w.held[h].n;
+done:
+    kvl_free(&w.held);
+    kvl_free(&scores);
+    kvl_free(&rows);
     return status;
 }

@@ -576,6 +576,7 @@ static kvl_status passage_new(struct kvl_session *s, const int32_t *tokens, uint
     KVL_TRY(kvl_witness_list_make(s->config.spec, model->dims.n_layer, model->tokenizer, tokens, n, s->following, s->n_following, s->config.measure_loss,
                                   &out->witnesses));
     KVL_TRY(kvl_prompt_new(s->weights->device, s->cache, n, out->witnesses.longest, &for_scores, &out->prompt));
+    kvl_prompt_observe(out->prompt, s->config.observer);
     if (tokens != NULL)
         KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH,
                                (n + out->witnesses.tokens) * model->dims.n_embd * sizeof(float), false, &out->hidden));

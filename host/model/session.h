@@ -22,6 +22,7 @@ struct kvl_session_config {
     bool exact;                  /* f32 activations and accumulation, exact segments in f32 */
     uint32_t max_logits;         /* most logits rows of one forward call; 0 = 1 */
     bool allow_long;             /* positions beyond the trained context */
+    const struct kvl_prompt_observer *observer; /* NULL, or who is shown the prompt's queries and keys (host/cache/prompt.h); borrowed */
     bool measure_loss;           /* what evictions cost the tokens of kvl_session_following: struct kvl_selection's last members */
 };
 

@@ -67,6 +67,8 @@ static const struct {
     {{1, 1, 1, 128}, "gear", 4096},
     {{1, 1, 1, 128}, "gear(bits=4,block=128,rank=4)", 4096},
     {{1, 1, 1, 128}, "k=think v=f16 table=random", 4096},
+    {{1, 1, 1, 128}, "int4(group=32,e4m3)", 4096},
+    {{1, 1, 1, 128}, "kivi(e5m2)", 4096},
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };
