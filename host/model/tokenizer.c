@@ -626,6 +626,13 @@ done:
     return status;
 }
 
+/* Where byte `at` of the word comes from in the text. */
+static size_t spm_origin(const struct encoder *e, size_t start, size_t at)
+{
+    for (size_t i = e->t->adds_space ? strlen(SPM_SPACE) : 0; i < at; start++) i += e->text[start] == ' ' ? strlen(SPM_SPACE) : 1;
+    return start;
+}
+
 /* Bytes of the UTF-8 character that text begins with; 1 if it is cut. */
 static uint32_t char_size(const char *text, size_t left)
 {
@@ -652,7 +659,7 @@ static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
         for (uint32_t b = 0; b < (symbol->id == NO_TOKEN ? symbol->size : 1); b++) {
             const unsigned char byte = (unsigned char)e->word.data[symbol->start + b];
             const int32_t id = symbol->id == NO_TOKEN ? e->t->token_of_byte[byte] : symbol->id;
-            if (id == NO_TOKEN) return fail_byte(byte, start);
+            if (id == NO_TOKEN) return fail_byte(byte, spm_origin(e, start, symbol->start + b));
             e->ids[e->n_ids++] = id;
         }
     }

@@ -227,7 +227,7 @@ static void reads_evictions(void **state)
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
                    "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
-    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
 }
 
 static void checks_dims(void **state)
