@@ -15,15 +15,20 @@
 
 /* How the work-items of a group share a block of tokens. Scores: KVL_SLICE tokens each in turn. Values: without accumulate() an item owns 8
  * channels of one part of the tokens, and acc holds a sum a part; a group of one has one part, and accumulate() takes all channels. */
-#define KVL_EIGHTS (KVL_D / 8)
+#define KVL_EIGHTS ((KVL_V_REBUILT ? KVL_ROW : KVL_DA) / 8)
 #if KVL_WG == 1
 #define KVL_PARTS 1
 #else
 #define KVL_PARTS_WANTED (KVL_WG / KVL_EIGHTS)
-#define KVL_PARTS_FIT (16384 / (KVL_NQ * KVL_D * 4)) /* 16 KiB of local memory */
+#define KVL_PARTS_FIT (16384 / (KVL_NQ * KVL_DA * 4)) /* 16 KiB of local memory */
 #define KVL_PARTS_MIN (KVL_PARTS_WANTED < KVL_PARTS_FIT ? KVL_PARTS_WANTED : KVL_PARTS_FIT)
 #define KVL_PARTS (KVL_PARTS_MIN < 1 ? 1 : KVL_PARTS_MIN)
 #endif
+
+/* Channels of a restored key or value, those of all heads of a stream, and where among them stand those of the head that query row r reads. */
+#define KVL_KEY (KVL_RESTORES ? KVL_ROW : KVL_DK)
+#define KVL_HEAD_OF(r) ((r) % KVL_G / (KVL_G / KVL_HEADS))
+#define KVL_KEY_AT(r) (KVL_RESTORES ? KVL_HEAD_OF(r) * KVL_HD : 0)
 
 #if !(KVL_VECTORS && KVL_K_HAS_SCORES)
 void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
@@ -37,56 +42,54 @@ void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define KVL_TURNED_BY(position, i, rank) ((position) + (i))
 #endif
 
-#if KVL_ROPE_PRE
-/* The key of token t of a block as a query sees it; position: the key's. */
-void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, kvl_turn turn, uint position, float *k)
+#if KVL_RESTORES
+/* The keys [KVL_KEY] of token t of a block of stream h as queries see them; position: the token's. */
+void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t, kvl_turn turn, uint position, float *k)
 {
-    for (uint c = 0; c < KVL_D; c += 8) kvl_k_load8(block, table, t, c, k + c);
-    kvl_restore_key(k, turn, position);
+    for (uint c = 0; c < KVL_DK; c += 8) kvl_k_load8(block, table, t, c, k + c);
+    kvl_restore_key(k, turn, h, position);
 }
 #endif
 
 /* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`. rank: the head's ranks by place, with KVL_RANKED. */
 #if KVL_VECTORS && KVL_K_HAS_SCORES
-#define kvl_key_scores(block, table, t0, q, aux, turn, position, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
-#elif KVL_VECTORS && KVL_ROPE_PRE
+#define kvl_key_scores(block, table, h, t0, q, aux, turn, position, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
+#elif KVL_VECTORS && KVL_RESTORES
 /* 16 keys side by side, channel by channel. */
-void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
-                    kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
+                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t += 16) {
-        float k[KVL_D], keys[KVL_D * 16];
+        float k[KVL_KEY], keys[KVL_KEY * 16];
         for (uint i = 0; i < 16; i++) {
-            kvl_read_key(block, table, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, rank), k);
-            for (uint c = 0; c < KVL_D; c++) keys[c * 16 + i] = k[c];
+            kvl_read_key(block, table, h, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, rank), k);
+            for (uint c = 0; c < KVL_KEY; c++) keys[c * 16 + i] = k[c];
         }
         float16 dot[KVL_NQ];
         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
-        for (uint c = 0; c < KVL_D; c++) {
-            const float16 key = vload16(c, keys);
-            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], key, dot[r]);
-        }
+        for (uint c = 0; c < KVL_DQ; c++)
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_DQ + c], vload16(KVL_KEY_AT(r) + c, keys), dot[r]);
         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[r], 0, out + r * KVL_B + t);
     }
 }
 #else
-void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
-                    kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
+                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t++) {
         float dot[KVL_NQ];
         for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
-#if KVL_ROPE_PRE
-        float k[KVL_D];
-        kvl_read_key(block, table, t0 + t, turn, KVL_TURNED_BY(position, t, rank), k);
-        for (uint c = 0; c < KVL_D; c++)
-            for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_D + c], k[c], dot[r]);
+#if KVL_RESTORES
+        float k[KVL_KEY];
+        kvl_read_key(block, table, h, t0 + t, turn, KVL_TURNED_BY(position, t, rank), k);
+        for (uint c = 0; c < KVL_DQ; c++)
+            for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_DQ + c], k[KVL_KEY_AT(r) + c], dot[r]);
 #else
         float k[8];
-        for (uint c = 0; c < KVL_D; c += 8) {
+        for (uint c = 0; c < KVL_DK; c += 8) {
             kvl_k_load8(block, table, t0 + t, c, k);
             for (uint r = 0; r < KVL_NQ; r++)
-                for (uint i = 0; i < 8; i++) dot[r] = fma(q[r * KVL_D + c + i], k[i], dot[r]);
+                for (uint i = 0; i < 8; i++) dot[r] = fma(q[r * KVL_DQ + c + i], k[i], dot[r]);
         }
 #endif
         for (uint r = 0; r < KVL_NQ; r++) out[r * KVL_B + t] = dot[r];
@@ -94,51 +97,82 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #endif
 
-/* Adds this item's share of a block's weighted values to acc [KVL_PARTS][KVL_NQ][KVL_D]. slot: of the block's first token in its page. */
-void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint slot, const KVL_QS float *p, KVL_QS float *acc, uint item)
+#if KVL_V_REBUILT
+/* Adds weight p[r * KVL_B] times channels c .. c+7 of the values that token t's record of stream h stands for to the sums of the query rows that
+ * read them, if t is not before their start. record [KVL_DV], unrotated. */
+void kvl_add_rebuilt(const float *record, kvl_turn turn, uint h, uint c, uint t, const uint *start, const KVL_QS float *p, KVL_QS float *acc)
+{
+    const global float *up = KVL_UP(turn.v_projection, KVL_V_RANK, h) + c;
+    float v[8];
+    for (uint i = 0; i < 8; i++) v[i] = 0.0f;
+    for (uint k = 0; k < KVL_V_RANK; k++)
+        KVL_UNROLL for (uint i = 0; i < 8; i++) v[i] = fma(record[k], up[k * KVL_ROW + i], v[i]);
+    for (uint r = 0; r < KVL_NQ; r++)
+        if (KVL_HEAD_OF(r) == c / KVL_HD && t >= start[r])
+            for (uint i = 0; i < 8; i++) {
+                KVL_QS float *sum = acc + r * KVL_DA + c % KVL_HD + i;
+                *sum = fma(p[r * KVL_B], v[i], *sum);
+            }
+}
+#endif
+
+/* Adds this item's share of a block's weighted values to acc [KVL_PARTS][KVL_NQ][KVL_DA]. slot: of the block's first token in its page. */
+void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, kvl_turn turn, uint h, uint slot, const KVL_QS float *p,
+                    KVL_QS float *acc, uint item)
 {
 #if KVL_VECTORS && KVL_V_HAS_ACCUMULATE
     if (item == 0)
         for (uint t0 = 0; t0 < KVL_B; t0 += KVL_SLICE) kvl_v_accumulate(block, table, slot + t0, p + t0, acc);
+#elif KVL_V_REBUILT
+    float record[KVL_DV];
+    uint start[KVL_NQ];
+    for (uint r = 0; r < KVL_NQ; r++) start[r] = 0;
+    for (uint part = item / KVL_EIGHTS; part < KVL_PARTS; part += max(KVL_WG / KVL_EIGHTS, 1))
+        for (uint t = part; t < KVL_B; t += KVL_PARTS) {
+            for (uint c = 0; c < KVL_DV; c += 8) kvl_v_load8(block, table, slot + t, c, record + c);
+            kvl_unrotate_value(record, turn);
+            for (uint c = item % KVL_EIGHTS; c < KVL_EIGHTS; c += min(KVL_WG, KVL_EIGHTS))
+                kvl_add_rebuilt(record, turn, h, 8 * c, t, start, p + t, acc + part * KVL_NQ * KVL_DA);
+        }
 #else
     for (uint share = item; share < KVL_EIGHTS * KVL_PARTS; share += KVL_WG) {
         const uint c = share % KVL_EIGHTS * 8, part = share / KVL_EIGHTS;
-        KVL_QS float *sum = acc + part * KVL_NQ * KVL_D + c;
+        KVL_QS float *sum = acc + part * KVL_NQ * KVL_DA + c;
         for (uint t = part; t < KVL_B; t += KVL_PARTS) {
             float v[8];
             kvl_v_load8(block, table, slot + t, c, v);
             for (uint r = 0; r < KVL_NQ; r++)
-                for (uint i = 0; i < 8; i++) sum[r * KVL_D + i] = fma(p[r * KVL_B + t], v[i], sum[r * KVL_D + i]);
+                for (uint i = 0; i < 8; i++) sum[r * KVL_DA + i] = fma(p[r * KVL_B + t], v[i], sum[r * KVL_DA + i]);
         }
     }
 #endif
 }
 
 /* Scores of full-precision tokens [from, to) of a block at `base`, where a row sees them in full precision. */
-void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out,
-                      uint item)
+void kvl_exact_scores(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn,
+                      KVL_QS float *out, uint item)
 {
     for (uint t = from + item; t < to; t += KVL_WG) {
         rows.first = t;
-#if KVL_VECTORS || KVL_ROPE_PRE
-        float k[KVL_D];
-        kvl_read_row(rows, k);
+#if KVL_VECTORS || KVL_RESTORES
+        float k[KVL_KEY];
+        kvl_read_row(rows, KVL_DK, k);
 #define KEY_AT(c) k[c]
 #else
 #define KEY_AT(c) kvl_row_at(rows, 0, c) /* an array of a row spills on GPUs */
 #endif
-#if KVL_ROPE_PRE
-        kvl_restore_key(k, turn, t);
+#if KVL_RESTORES
+        kvl_restore_key(k, turn, h, t);
 #endif
         for (uint r = 0; r < KVL_NQ; r++) {
             if (t < start[r]) continue;
 #if KVL_VECTORS
             float16 dots = 0.0f;
-            for (uint c = 0; c < KVL_D; c += 16) dots = fma(vload16(0, q + r * KVL_D + c), vload16(0, k + c), dots);
+            for (uint c = 0; c < KVL_DQ; c += 16) dots = fma(vload16(0, q + r * KVL_DQ + c), vload16(0, k + KVL_KEY_AT(r) + c), dots);
             const float dot = kvl_sum16(dots);
 #else
             float dot = 0.0f;
-            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], KEY_AT(c), dot);
+            for (uint c = 0; c < KVL_DQ; c++) dot = fma(q[r * KVL_DQ + c], KEY_AT(KVL_KEY_AT(r) + c), dot);
 #endif
             out[r * KVL_B + t - base] = dot;
         }
@@ -150,41 +184,50 @@ void kvl_exact_scores(kvl_rows rows, uint base, uint from, uint to, const uint *
 void kvl_sink_scores(kvl_rows rows, uint base, uint from, uint to, const uint *by, const KVL_QS float *q, kvl_turn turn, KVL_QS float *out, uint item)
 {
     for (uint t = from + item; t < to; t += KVL_WG) {
-        float k[KVL_D];
+        float k[KVL_DK];
         rows.first = t;
         for (uint r = 0; r < KVL_NQ; r++) {
             float dot = 0.0f;
             if (r % KVL_G == 0) { /* another query token */
-                kvl_read_row(rows, k);
+                kvl_read_row(rows, KVL_DK, k);
                 kvl_slide_key(k, turn, t, by[r]);
             }
-            for (uint c = 0; c < KVL_D; c++) dot = fma(q[r * KVL_D + c], k[c], dot);
+            for (uint c = 0; c < KVL_DQ; c++) dot = fma(q[r * KVL_DQ + c], k[c], dot);
             out[r * KVL_B + t - base] = dot;
         }
     }
 }
 #endif
 
-void kvl_exact_accumulate(kvl_rows rows, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, KVL_QS float *acc, uint item)
+void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, kvl_turn turn,
+                          KVL_QS float *acc, uint item)
 {
-#if KVL_VECTORS
+#if KVL_V_REBUILT
     for (uint t = from; t < to; t++) {
-        float v[KVL_D];
+        float record[KVL_DV];
         rows.first = t;
-        kvl_read_row(rows, v);
+        kvl_read_row(rows, KVL_DV, record);
+        kvl_unrotate_value(record, turn);
+        for (uint c = item; c < KVL_EIGHTS; c += KVL_WG) kvl_add_rebuilt(record, turn, h, 8 * c, t, start, p + t - base, acc);
+    }
+#elif KVL_VECTORS
+    for (uint t = from; t < to; t++) {
+        float v[KVL_DV];
+        rows.first = t;
+        kvl_read_row(rows, KVL_DV, v);
         for (uint r = 0; r < KVL_NQ; r++)
-            for (uint c = 0; c < KVL_D && t >= start[r]; c += 16) {
-                KVL_QS float *sum = acc + r * KVL_D + c;
+            for (uint c = 0; c < KVL_DA && t >= start[r]; c += 16) {
+                KVL_QS float *sum = acc + r * KVL_DA + c;
                 vstore16(fma(p[r * KVL_B + t - base], vload16(0, v + c), vload16(0, sum)), 0, sum);
             }
     }
 #else
-    for (uint c = item; c < KVL_D; c += KVL_WG)
+    for (uint c = item; c < KVL_DA; c += KVL_WG)
         for (uint t = from; t < to; t++) {
             rows.first = t;
             const float value = kvl_row_at(rows, 0, c);
             for (uint r = 0; r < KVL_NQ; r++)
-                if (t >= start[r]) acc[r * KVL_D + c] = fma(p[r * KVL_B + t - base], value, acc[r * KVL_D + c]);
+                if (t >= start[r]) acc[r * KVL_DA + c] = fma(p[r * KVL_B + t - base], value, acc[r * KVL_DA + c]);
         }
 #endif
 }
@@ -228,7 +271,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 
 /* Where tokens go while others are decoded: cl/evict.cl. Each query is then a tile, and leaves its scores in raw [H * G][cells]. */
 #if KVL_EVICTS
-#define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw,
+#define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw, ulong raw_offset,
 #else
 #define KVL_INDEX_PARAMS
 #endif
@@ -238,8 +281,8 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 #define KVL_RANKS_OF(h) 0
 #endif
 
-/* One work-group a (query tile, kv head, split). With one split the normalized output goes to out [n][H * G][D]; with more, each split
- * leaves (m, l, sum) in partial [n_splits][n][H * G][D + 2] for kvl_merge. Blocks are aligned to the stream, not to the tile or ubatch, so a
+/* One work-group a (query tile, stream, split). With one split the normalized output goes to out [n][H * G][DA]; with more, each split
+ * leaves (m, l, sum) in partial [n_splits][n][H * G][DA + 2] for kvl_merge. Blocks are aligned to the stream, not to the tile or ubatch, so a
  * query's result does not depend on which others were computed with it. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
@@ -252,7 +295,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
-    KVL_QS float q[KVL_NQ * KVL_D], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_D], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
+    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
 
     uint end[KVL_NQ], start[KVL_NQ], k_end[KVL_NQ], v_end[KVL_NQ]; /* tokens a row sees; first exact token of K and of V */
@@ -270,15 +313,15 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         k_any = max(k_any, k_end[r]);
         v_any = max(v_any, v_end[r]);
         const global float *source = stage + (ulong)token * q_stride + KVL_QKV_Q(h * KVL_G + r % KVL_G);
-        for (uint c = item; c < KVL_D; c += KVL_WG) q[r * KVL_D + c] = source[c] * scale;
+        for (uint c = item; c < KVL_DQ; c += KVL_WG) q[r * KVL_DQ + c] = source[c] * scale;
         if (item == 0) {
             row_m[r] = -FLT_MAX;
             row_l[r] = 0.0f;
         }
     }
-    for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_D; i += KVL_WG) acc[i] = 0.0f;
+    for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
-    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_D, aux + r * KVL_K_AUX);
+    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_K_AUX);
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
@@ -296,7 +339,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, kvl_k_table(tables, h, view), index % KVL_K_P + t0, q, aux, turn, base + t0, KVL_RANKS_OF(h), s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, aux, turn, base + t0, KVL_RANKS_OF(h), s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
@@ -307,12 +350,12 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             if (is_sink) kvl_sink_scores(k_rows, base, base, limit, exact_from, q, turn, s, item);
             else
 #endif
-            kvl_exact_scores(k_rows, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
+            kvl_exact_scores(k_rows, h, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
             KVL_BARRIER;
         }
-#if KVL_EVICTS && KVL_RUN != 1
+#if KVL_RUN == 2 || KVL_RUN == 3
         for (uint r = item; r < KVL_NQ; r += KVL_WG)
-            for (uint i = 0; i < limit - base; i++) raw[(ulong)(h * KVL_G + r) * cells + base + i] = s[r * KVL_B + i];
+            for (uint i = 0; i < limit - base; i++) raw[raw_offset + (ulong)(h * KVL_G + r) * cells + base + i] = s[r * KVL_B + i];
 #endif
         for (uint r = item; r < KVL_NQ; r += KVL_WG) {
             const uint see_from = is_sink ? 0 : start[r], see_to = min(end[r], limit);
@@ -328,24 +371,24 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         for (uint part = 0; part < KVL_PARTS; part++)
             for (uint r = 0; r < KVL_NQ; r++)
                 if (row_keep[r] != 1.0f)
-                    for (uint c = item; c < KVL_D; c += KVL_WG) acc[(part * KVL_NQ + r) * KVL_D + c] *= row_keep[r];
+                    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[(part * KVL_NQ + r) * KVL_DA + c] *= row_keep[r];
         if (is_sink || v_all_end < limit) {
             uint exact_from[KVL_NQ];
             for (uint r = 0; r < KVL_NQ; r++) exact_from[r] = is_sink ? 0 : v_end[r];
-            kvl_exact_accumulate(v_rows, base, is_sink ? base : max(base, v_all_end), limit, exact_from, s, acc, item);
+            kvl_exact_accumulate(v_rows, h, base, is_sink ? base : max(base, v_all_end), limit, exact_from, s, turn, acc, item);
             KVL_BARRIER;
             for (uint r = item; r < KVL_NQ; r += KVL_WG) /* the encoded values must not count these again */
                 for (uint t = max(base, exact_from[r]); t < base + KVL_B; t++) s[r * KVL_B + t - base] = 0.0f;
         }
         KVL_BARRIER;
         if (v_encoded)
-            kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), kvl_v_table(tables, h, view), index % KVL_V_P, s, acc,
-                           item);
+            kvl_add_values(kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, index, view)]), kvl_v_table(tables, h, view), turn, h, index % KVL_V_P, s,
+                           acc, item);
         KVL_BARRIER;
     }
 #if KVL_PARTS > 1
-    for (uint i = item; i < KVL_NQ * KVL_D; i += KVL_WG)
-        for (uint part = 1; part < KVL_PARTS; part++) acc[i] += acc[part * KVL_NQ * KVL_D + i];
+    for (uint i = item; i < KVL_NQ * KVL_DA; i += KVL_WG)
+        for (uint part = 1; part < KVL_PARTS; part++) acc[i] += acc[part * KVL_NQ * KVL_DA + i];
     KVL_BARRIER;
 #endif
 
@@ -355,13 +398,13 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         const ulong row = (ulong)token * (KVL_H * KVL_G) + h * KVL_G + r % KVL_G;
         if (n_splits == 1) {
             const float inverse = row_l[r] > 0.0f ? 1.0f / row_l[r] : 0.0f;
-            for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[r * KVL_D + c] * inverse;
+            for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[r * KVL_DA + c] * inverse;
         } else {
-            global float *p = partial + ((ulong)split * n * (KVL_H * KVL_G) + row) * (KVL_D + 2);
-            for (uint c = item; c < KVL_D; c += KVL_WG) p[c] = acc[r * KVL_D + c];
+            global float *p = partial + ((ulong)split * n * (KVL_H * KVL_G) + row) * (KVL_DA + 2);
+            for (uint c = item; c < KVL_DA; c += KVL_WG) p[c] = acc[r * KVL_DA + c];
             if (item == 0) {
-                p[KVL_D] = row_m[r];
-                p[KVL_D + 1] = row_l[r];
+                p[KVL_DA] = row_m[r];
+                p[KVL_DA + 1] = row_l[r];
             }
         }
     }
@@ -373,15 +416,15 @@ kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global
                                                                           uint n_splits)
 {
     const uint item = get_local_id(0);
-    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_D + 2);
+    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_DA + 2);
     KVL_QS float tops[KVL_WG], weights[KVL_WG], sums[KVL_WG];
-    float top = -FLT_MAX, total = 0.0f, acc[(KVL_D + KVL_WG - 1) / KVL_WG];
-    for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_DA + KVL_WG - 1) / KVL_WG];
+    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
     for (uint first = 0; first < n_splits; first += KVL_WG) {
-        global const float *p = partial + first * step + row * (KVL_D + 2);
-        const bool seen = first + item < n_splits && p[item * step + KVL_D + 1] > 0.0f;
-        tops[item] = seen ? p[item * step + KVL_D] : -FLT_MAX;
-        sums[item] = seen ? p[item * step + KVL_D + 1] : 0.0f;
+        global const float *p = partial + first * step + row * (KVL_DA + 2);
+        const bool seen = first + item < n_splits && p[item * step + KVL_DA + 1] > 0.0f;
+        tops[item] = seen ? p[item * step + KVL_DA] : -FLT_MAX;
+        sums[item] = seen ? p[item * step + KVL_DA + 1] : 0.0f;
         KVL_BARRIER;
         float best = top;
         for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
@@ -389,14 +432,14 @@ kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global
         KVL_BARRIER;
         const float keep = top == best ? 1.0f : exp(top - best);
         total *= keep;
-        for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] *= keep;
+        for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] *= keep;
         for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
             total = fma(weights[i], sums[i], total);
-            for (uint c = item; c < KVL_D; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
+            for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
         }
         top = best;
         KVL_BARRIER;
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = item; c < KVL_D; c += KVL_WG) out[row * KVL_D + c] = acc[c / KVL_WG] * inverse;
+    for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[c / KVL_WG] * inverse;
 }

@@ -1,7 +1,12 @@
 /* cache_view.cl: what the cache kernels (store.cl, attend.cl) share: sizes, pages, segments and the read rule. No codec is known here.
  *
  *   KVL_SLABS          page slabs; KVL_SLAB_PARAMS / KVL_SLAB_ARGS pass them, kvl_page() picks one
- *   KVL_G, KVL_TILE    query heads a kv head; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
+ *   KVL_H, KVL_HEADS   streams of a layer; kv heads that share the records of one
+ *   KVL_G, KVL_TILE    query heads a stream; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
+ *   KVL_HD             channels of a head as the model has it
+ *   KVL_DK, KVL_DV     channels of a key's and of a value's record
+ *   KVL_DQ, KVL_DA     channels of a query row and of a sum of values: those of the record, or of a head where rows are rebuilt when they are read
+ *   KVL_JOINT          a key's record holds the value, in its first KVL_DV channels: there is one side
  *   KVL_B              tokens of one attention block, divides both pages; KVL_SLICE divides it
  *   KVL_WG             work-items that share a tile; 1: no barriers, and what they would share is private (PoCL 3.1 needs minutes to
  *                      compile a kernel with barriers under conditions in a loop)
@@ -60,25 +65,46 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 #define KVL_HEAD_VIEW(h)
 #endif
 
-#define KVL_QKV_Q(h) ((ulong)(h) * KVL_D)                              /* stage row: H * G query heads, H keys, H values */
-#define KVL_QKV_K(h) ((ulong)(KVL_H * KVL_G + (h)) * KVL_D)
-#define KVL_QKV_V(h) ((ulong)(KVL_H * KVL_G + KVL_H + (h)) * KVL_D)
+#if KVL_EVICTS
+#define KVL_D KVL_HD /* for a score's body: evict.cl */
+#endif
+
+#define KVL_QKV_Q(h) ((ulong)(h) * KVL_DQ)                             /* stage row: H * G query heads, H keys, H values */
+#define KVL_QKV_K(h) ((ulong)KVL_H * KVL_G * KVL_DQ + (ulong)(h) * KVL_DK)
+#if KVL_JOINT
+#define KVL_QKV_V(h) KVL_QKV_K(h)
+#else
+#define KVL_QKV_V(h) ((ulong)KVL_H * (KVL_G * KVL_DQ + KVL_DK) + (ulong)(h) * KVL_DV)
+#endif
 
 /* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */
 ulong kvl_k_entry(uint h, uint i, kvl_view v) { return (ulong)h * v.k_slots + i / KVL_K_P % v.k_slots; }
+#if KVL_JOINT
+#define kvl_v_entry kvl_k_entry
+#define kvl_v_table kvl_k_table
+#define kvl_v_load8 kvl_k_load8
+#define kvl_v_encode kvl_k_encode
+#else
 ulong kvl_v_entry(uint h, uint i, kvl_view v) { return (ulong)KVL_H * v.k_slots + (ulong)h * v.v_slots + i / KVL_V_P % v.v_slots; }
+#endif
 
 /* Calibration table of a stream's side. */
 const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.k_table + (ulong)h * KVL_K_TABLE; }
+#if !KVL_JOINT
 const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
+#endif
 
-/* Exact rows of a layer: K [H][sink + ring][D], then V. */
-ulong kvl_exact_bytes(kvl_view v) { return (ulong)(v.sink + v.ring) * KVL_D * (KVL_EXACT_HALF ? 2 : 4); }
+/* Exact rows of a layer: K [H][sink + ring][DK], then V [H][sink + ring][DV]: where those of stream h begin. */
+ulong kvl_exact_at(uint h, bool is_k, kvl_view v)
+{
+    const ulong channels = is_k || KVL_JOINT ? (ulong)h * KVL_DK : (ulong)KVL_H * KVL_DK + (ulong)h * KVL_DV;
+    return channels * (v.sink + v.ring) * (KVL_EXACT_HALF ? 2 : 4);
+}
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
-    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)),
-                     exact + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(v), v.q_stride, v.p0, first, v.sink, v.ring, v.spin, 0};
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride,
+                     is_k || KVL_JOINT ? KVL_DK : KVL_DV, v.p0, first, v.sink, v.ring, v.spin, 0};
     return rows;
 }
 

@@ -1,7 +1,7 @@
 /* contract.cl: what a codec's device body is given and must define. It is included once per role, with
  *
  *   KVL_FN(name)      the role's name of a function              KVL_IS_K  1 in the key role, 0 in the value role
- *   KVL_D             head_dim                                   KVL_P     tokens of a page (= of a block)
+ *   KVL_D             channels of its record                     KVL_P     tokens of a page (= of a block)
  *   KVL_OPT_<X>       what the codec's defines() gave
  *   KVL_NQ            query rows that share a read (query heads a kv head x query tokens of a tile)
  *   KVL_SLICE         tokens of one scores()/accumulate() call: a multiple of 16 where KVL_VECTORS is 1, else 1; t0 is a multiple of it
@@ -38,6 +38,7 @@ typedef struct {
     const KVL_GLOBAL float *stage; /* this side of the ubatch, row stride stage_stride floats, tokens from stage_token on */
     const KVL_GLOBAL uchar *exact; /* sink rows, then the ring of tail rows; KVL_EXACT_HALF: binary16, else binary32 */
     ulong stage_stride;
+    uint width;                          /* channels of a row */
     uint stage_token, first, sink, ring; /* ring: tail rows */
     uint spin;                           /* rows that the ring is ahead of the tokens' places */
     KVL_GLOBAL uint *status;             /* counts of non-finite inputs and of overflow; null when rows are only read */
@@ -56,7 +57,7 @@ float kvl_row_at(kvl_rows x, uint i, uint c)
 {
     const uint token = x.first + i;
     if (token >= x.stage_token) return x.stage[(ulong)(token - x.stage_token) * x.stage_stride + c];
-    const ulong at = (ulong)kvl_exact_index(x, token) * KVL_D + c;
+    const ulong at = (ulong)kvl_exact_index(x, token) * x.width + c;
 #if KVL_EXACT_HALF
     return kvl_load_half(x.exact, at);
 #else
@@ -64,14 +65,14 @@ float kvl_row_at(kvl_rows x, uint i, uint c)
 #endif
 }
 
-/* All channels of row 0. */
-void kvl_read_row(kvl_rows x, float *o)
+/* The first n channels of row 0. */
+void kvl_read_row(kvl_rows x, uint n, float *o)
 {
 #if KVL_VECTORS
     const bool staged = x.first >= x.stage_token;
     const KVL_GLOBAL float *stage = x.stage + (staged ? (ulong)(x.first - x.stage_token) * x.stage_stride : 0);
-    const ulong at = staged ? 0 : (ulong)kvl_exact_index(x, x.first) * KVL_D;
-    for (uint c = 0; c < KVL_D; c += 16) {
+    const ulong at = staged ? 0 : (ulong)kvl_exact_index(x, x.first) * x.width;
+    for (uint c = 0; c < n; c += 16) {
         if (staged) vstore16(vload16(0, stage + c), 0, o + c);
 #if KVL_EXACT_HALF
         else vstore16(vload_half16(0, (const KVL_GLOBAL half *)x.exact + at + c), 0, o + c);
@@ -80,6 +81,6 @@ void kvl_read_row(kvl_rows x, float *o)
 #endif
     }
 #else
-    for (uint c = 0; c < KVL_D; c++) o[c] = kvl_row_at(x, 0, c);
+    for (uint c = 0; c < n; c++) o[c] = kvl_row_at(x, 0, c);
 #endif
 }

@@ -16,14 +16,17 @@ kernel void kvl_gather(KVL_SLAB_PARAMS, global const ulong *table, ulong table_o
     const global uchar *k_block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, token, view)]);
     const global uchar *v_block = kvl_page(KVL_SLAB_ARGS, table[kvl_v_entry(h, token, view)]);
     global float *k = stage + (ulong)i * q_stride + KVL_QKV_K(h), *v = stage + (ulong)i * q_stride + KVL_QKV_V(h);
-    for (uint c = 0; c < KVL_D; c += 8) {
+    for (uint c = 0; c < KVL_HD; c += 8) {
         float o[8];
         kvl_k_load8(k_block, 0, token % KVL_K_P, c, o);
         for (uint j = 0; j < 8; j++) k[c + j] = o[j];
+#if !KVL_JOINT
         kvl_v_load8(v_block, 0, token % KVL_V_P, c, o);
         for (uint j = 0; j < 8; j++) v[c + j] = o[j];
+#endif
     }
     if (turn == KVL_GATHER_AS_THEY_ARE) return;
+    k += KVL_ROPE_FIRST;
     global const float2 *from = rotary + (ulong)token * (rope_dim / 2), *to = rotary + (ulong)place * (rope_dim / 2);
     for (uint c = 0; c < rope_dim / 2; c++) {
         const float a = fma(k[2 * c], from[c].x, k[2 * c + 1] * from[c].y), b = fma(k[2 * c + 1], from[c].x, -(k[2 * c] * from[c].y));

@@ -1,32 +1,17 @@
 /* store.cl: what is written to the cache: records in the stage, sealed pages, exact rows. */
 
-/* Makes a projected row of the stage what attention and the codec want of it, in place: record.cl. round_exact: keys and values that may be
- * read in full precision are rounded to what the exact rows hold, so that it does not matter where a row is read from. head counts query
- * heads, then keys, then values. */
-void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint token, uint head, uint q_stride, uint round_exact)
+/* Keys and values that may be read in full precision are rounded to what the exact rows hold, so that it does not matter where a row is read
+ * from. */
+void kvl_round_row(float *x, uint n)
 {
-    const bool is_query = head < KVL_H * KVL_G, is_value = head >= KVL_H * (KVL_G + 1);
-    const bool is_rounded = KVL_EXACT_HALF && round_exact && !is_query;
-    const bool is_record = KVL_ROPE_PRE ? !is_query : true; /* a query undergoes what stored keys do, unless these are restored when read */
-#if KVL_ROT_M == 0
-    if (is_value && !is_rounded) return;
-#endif
-    global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_D;
-    float x[KVL_D];
-    for (uint c = 0; c < KVL_D; c++) x[c] = row[c];
-    if (KVL_ROPE_PRE ? is_query : !is_value) kvl_rope_row(x, turn, position);
-    if (!is_value && is_record) kvl_order_row(x, turn.rope_dim, false);
-    if (is_record) kvl_rotate(x, turn);
-    if (is_rounded)
-        for (uint c = 0; c < KVL_D; c++) {
-            ushort bits;
-            vstore_half_rte(x[c], 0, (half *)&bits);
-            x[c] = vload_half(0, (const half *)&bits);
-        }
-    for (uint c = 0; c < KVL_D; c++) row[c] = x[c];
+    for (uint c = 0; c < n; c++) {
+        ushort bits;
+        vstore_half_rte(x[c], 0, (half *)&bits);
+        x[c] = vload_half(0, (const half *)&bits);
+    }
 }
 
-/* The kv head that a head of the stage belongs to. */
+/* The kv head that a head of the stage belongs to; of a layer without projections that is the stream. */
 uint kvl_kv_head(uint head) { return head < KVL_H * KVL_G ? head / KVL_G : (head - KVL_H * KVL_G) % KVL_H; }
 
 /* What RoPE's angle lags behind the position. */
@@ -35,6 +20,27 @@ uint kvl_kv_head(uint head) { return head < KVL_H * KVL_G ? head / KVL_G : (head
 #else
 #define KVL_ROPE_SHIFT(head) 0u
 #endif
+
+#if KVL_K_RANK == 0 && KVL_V_RANK == 0
+/* Makes a projected row of the stage what attention and the codec want of it, in place: record.cl. round_exact: see kvl_round_row. head counts
+ * query heads, then keys, then values. */
+void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint token, uint head, uint q_stride, uint round_exact)
+{
+    const bool is_query = head < KVL_H * KVL_G, is_value = head >= KVL_H * (KVL_G + 1);
+    const bool is_rounded = KVL_EXACT_HALF && round_exact && !is_query;
+    const bool is_record = KVL_ROPE_PRE ? !is_query : true; /* a query undergoes what stored keys do, unless these are restored when read */
+#if KVL_K_ROT_M == 0
+    if (is_value && !is_rounded) return;
+#endif
+    global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_HD;
+    float x[KVL_HD];
+    for (uint c = 0; c < KVL_HD; c++) x[c] = row[c];
+    if (KVL_ROPE_PRE ? is_query : !is_value) kvl_rope_row(x, turn, position);
+    if (!is_value && is_record) kvl_order_row(x, turn.rope_dim, false);
+    if (is_record) kvl_rotate_key(x, turn); /* values are as wide as keys here, and so have the same rotation */
+    if (is_rounded) kvl_round_row(x, KVL_HD);
+    for (uint c = 0; c < KVL_HD; c++) row[c] = x[c];
+}
 
 /* One work-item a head and token. */
 kernel void kvl_rope(global float *stage, global const ulong *table, ulong table_offset, KVL_TURN_PARAMS, uint round_exact, KVL_VIEW_PARAMS)
@@ -54,17 +60,114 @@ kernel void kvl_finish_kept(global float *stage, KVL_TURN_PARAMS, uint q_stride,
     kvl_finish_row(stage, turn, 0, get_global_id(1), KVL_H * KVL_G + get_global_id(0), q_stride, round_exact);
 }
 #endif
+#else
+/* The KVL_DQ channels that scores want of a query head of stream h. */
+void kvl_project_query(const global float *row, kvl_turn turn, uint h, uint kv_head, uint position, float *y)
+{
+    float x[KVL_HD];
+    for (uint c = 0; c < KVL_HD; c++) x[c] = row[c];
+    kvl_rope_row(x, turn, position);
+#if !KVL_RESTORES
+    kvl_order_row(x, turn.rope_dim, false);
+#endif
+#if KVL_K_RANK != 0 && !KVL_RESTORES
+    for (uint r = 0; r < KVL_DQ; r++) y[r] = 0.0f;
+    kvl_add_product(x, KVL_HD, KVL_UP(turn.k_projection, KVL_K_RANK, h) + kv_head * KVL_HD * KVL_K_RANK, KVL_K_RANK, y);
+#else
+    for (uint c = 0; c < KVL_HD; c++) y[c] = x[c];
+#endif
+#if !KVL_RESTORES
+    kvl_rotate_key(y, turn);
+#endif
+}
 
-#if KVL_ROT_M != 0
-/* Undoes the values' rotation of attention's output rows [n][H * G][D]; one work-item a query head and token. */
-kernel void kvl_unrotate_output(global float *out, KVL_TURN_PARAMS)
+/* The record of stream h's keys, whose rows begin at row. */
+void kvl_project_key(const global float *row, kvl_turn turn, uint h, uint position, float *y)
+{
+    for (uint r = 0; r < KVL_DK; r++) y[r] = 0.0f;
+    for (uint i = 0; i < KVL_HEADS; i++) {
+        float x[KVL_HD];
+        for (uint c = 0; c < KVL_HD; c++) x[c] = row[i * KVL_HD + c];
+#if !KVL_ROPE_PRE
+        kvl_rope_row(x, turn, position);
+#endif
+        kvl_order_row(x, turn.rope_dim, false);
+#if KVL_K_RANK != 0
+        kvl_add_product(x, KVL_HD, KVL_DOWN(turn.k_projection, KVL_K_RANK, h) + i * KVL_HD * KVL_K_RANK, KVL_K_RANK, y);
+#else
+        for (uint c = 0; c < KVL_HD; c++) y[i * KVL_HD + c] = x[c];
+#endif
+    }
+    kvl_rotate_key(y, turn);
+}
+
+void kvl_project_value(const global float *row, kvl_turn turn, uint h, float *y)
+{
+    float x[KVL_ROW];
+    for (uint c = 0; c < KVL_ROW; c++) x[c] = row[c];
+#if KVL_V_RANK != 0
+    for (uint r = 0; r < KVL_DV; r++) y[r] = 0.0f;
+    kvl_add_product(x, KVL_ROW, KVL_DOWN(turn.v_projection, KVL_V_RANK, h), KVL_V_RANK, y);
+#else
+    for (uint c = 0; c < KVL_ROW; c++) y[c] = x[c];
+#endif
+    kvl_rotate_value(y, turn);
+}
+
+#define KVL_WIDEST (KVL_DQ > KVL_DK ? (KVL_DQ > KVL_DV ? KVL_DQ : KVL_DV) : (KVL_DK > KVL_DV ? KVL_DK : KVL_DV))
+
+/* From the stage's rows (stride floats a token; query heads, keys, values of KVL_HD channels) to the query rows and records of the streams. kept: the
+ * rows are a prompt's, whose keys RoPE has turned as they are stored; at position 0 it leaves them as they are. One work-item a query head, key or
+ * value of a stream, and token. */
+kernel void kvl_project(global const float *stage, ulong stride, global float *records, global const ulong *table, ulong table_offset,
+                        KVL_TURN_PARAMS, uint kept, uint round_exact, KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
-    global float *row = out + ((ulong)get_global_id(1) * (KVL_H * KVL_G) + get_global_id(0)) * KVL_D;
-    float x[KVL_D];
-    for (uint c = 0; c < KVL_D; c++) x[c] = row[c];
-    kvl_unrotate(x, turn);
-    for (uint c = 0; c < KVL_D; c++) row[c] = x[c];
+    table += table_offset;
+    const uint head = get_global_id(0), token = get_global_id(1), h = kvl_kv_head(head), n_query = KVL_H * KVL_G;
+    const uint position = kept ? 0 : p0 + token - KVL_ROPE_SHIFT(head);
+    const bool is_query = head < n_query, is_value = head >= n_query + KVL_H;
+    const global float *row = stage + token * stride;
+    global float *to = records + (ulong)token * q_stride;
+    float y[KVL_WIDEST];
+    uint width = is_query ? KVL_DQ : is_value ? KVL_DV : KVL_DK;
+    if (is_query) {
+        kvl_project_query(row + (ulong)head * KVL_HD, turn, h, head % KVL_G / (KVL_G / KVL_HEADS), position, y);
+        to += KVL_QKV_Q(head);
+    } else if (is_value) {
+        kvl_project_value(row + (ulong)(n_query * KVL_HD + (KVL_H + h) * KVL_ROW), turn, h, y);
+        to += KVL_QKV_V(h);
+    } else {
+        kvl_project_key(row + (ulong)(n_query * KVL_HD + h * KVL_ROW), turn, h, position, y);
+        to += KVL_QKV_K(h);
+    }
+    if (KVL_EXACT_HALF && round_exact && !is_query) kvl_round_row(y, width);
+    for (uint c = 0; c < width; c++) to[c] = y[c];
+}
+#endif
+
+#if (KVL_V_RANK != 0 || KVL_V_ROT_M != 0) && !KVL_V_REBUILT
+/* Undoes the values' rotation and projection of attention's sums [n][H * G][KVL_DA]; out: [n][H * G][channels of a head], may be the same. One
+ * work-item a query head and token. */
+kernel void kvl_finish_output(global const float *sums, global float *out, KVL_TURN_PARAMS)
+{
+    const kvl_turn turn = KVL_TURN_INIT;
+    const ulong head = get_global_id(0), row = get_global_id(1) * (KVL_H * KVL_G) + head;
+    float x[KVL_DA];
+    for (uint c = 0; c < KVL_DA; c++) x[c] = sums[row * KVL_DA + c];
+    kvl_unrotate_value(x, turn);
+#if KVL_V_RANK != 0
+    const uint first = head % KVL_G / (KVL_G / KVL_HEADS) * KVL_HD;
+    const global float *up = KVL_UP(turn.v_projection, KVL_V_RANK, head / KVL_G) + first;
+    float y[KVL_HD];
+    for (uint c = 0; c < KVL_HD; c++) y[c] = 0.0f;
+    for (uint r = 0; r < KVL_V_RANK; r++)
+        for (uint c = 0; c < KVL_HD; c += 8)
+            KVL_UNROLL for (uint i = 0; i < 8; i++) y[c + i] = fma(x[r], up[r * KVL_ROW + c + i], y[c + i]);
+    for (uint c = 0; c < KVL_HD; c++) out[row * KVL_HD + c] = y[c];
+#else
+    for (uint c = 0; c < KVL_DA; c++) out[row * KVL_DA + c] = x[c];
+#endif
 }
 #endif
 
@@ -74,7 +177,7 @@ void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, global const f
 {
     uint bad = 0;
     for (uint i = 0; i < end - first; i++)
-        for (uint c = 0; c < KVL_D; c += 8)
+        for (uint c = 0; c < rows.width; c += 8)
             KVL_UNROLL for (uint j = 0; j < 8; j++) bad += !isfinite(kvl_row_at(rows, i, c + j));
     if (bad != 0) atomic_add(status, bad);
     rows.status = status;
@@ -106,6 +209,7 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
                      status);
 }
 
+#if KVL_K_RANK == 0 && KVL_V_RANK == 0
 /* Records and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page
  * of it; it finishes its rows and then encodes them. */
 kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, KVL_TURN_PARAMS, uint round_exact,
@@ -126,6 +230,7 @@ kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_o
     kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
                      status);
 }
+#endif
 
 /* Copies the rows that stay in full precision (sinks, newest tail) from the stage; one work-item a kv head, token and side. */
 kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global const float *stage, global uchar *exact, ulong exact_offset,
@@ -140,9 +245,9 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
     if (token >= sink && token + ring < p0 + n) return; /* not a sink and older than the newest `ring` */
     if (token >= sink && ring == 0) return;
     const kvl_rows rows = kvl_side_rows(stage, exact, h, is_k, view, token);
-    global uchar *base = exact + exact_offset + (is_k ? (ulong)h : (ulong)KVL_H + h) * kvl_exact_bytes(view);
-    const ulong at = (ulong)kvl_exact_index(rows, token) * KVL_D;
-    for (uint c = 0; c < KVL_D; c++) {
+    global uchar *base = exact + exact_offset + kvl_exact_at(h, is_k, view);
+    const ulong at = (ulong)kvl_exact_index(rows, token) * rows.width;
+    for (uint c = 0; c < rows.width; c++) {
         const float value = kvl_row_at(rows, 0, c);
 #if KVL_EXACT_HALF
         kvl_store_half(base, at + c, value);
@@ -152,16 +257,17 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
     }
 }
 
-/* For checks: decodes tokens [first, first + count) of one side to out [H][count][D]; one work-item a kv head and token. */
+/* For checks: decodes tokens [first, first + count) of one side to out [H][count][DK or DV]; one work-item a kv head and token. */
 kernel void kvl_decode_rows(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, uint first, uint count, uint is_k,
                             global const float *tables, global float *out, KVL_VIEW_PARAMS)
 {
     const kvl_view view = KVL_VIEW_INIT;
     table += table_offset;
     const uint h = get_global_id(0), i = get_global_id(1), slot = first + i - sink;
-    global float *row = out + ((ulong)h * count + i) * KVL_D;
+    const uint width = is_k ? KVL_DK : KVL_DV;
+    global float *row = out + ((ulong)h * count + i) * width;
     const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[is_k ? kvl_k_entry(h, slot, view) : kvl_v_entry(h, slot, view)]);
-    for (uint c = 0; c < KVL_D; c += 8) {
+    for (uint c = 0; c < width; c += 8) {
         float o[8];
         if (is_k) kvl_k_load8(block, kvl_k_table(tables, h, view), slot % KVL_K_P, c, o);
         else kvl_v_load8(block, kvl_v_table(tables, h, view), slot % KVL_V_P, c, o);

@@ -16,7 +16,7 @@
 #define KVL_ABI_MAJOR 1
 #define KVL_ABI_MINOR 2
 
-enum kvl_plugin_kind { KVL_KIND_CODEC = 1, KVL_KIND_SCORE = 2, KVL_KIND_BUDGET = 3 };
+enum kvl_plugin_kind { KVL_KIND_CODEC = 1, KVL_KIND_SCORE = 2, KVL_KIND_BUDGET = 3, KVL_KIND_PROJECTION = 4 /* since ABI 1.2 */ };
 
 /* ---- options: parsed, range-checked and printed by the host from this table ---- */
 
@@ -25,7 +25,8 @@ enum kvl_option_type {
     KVL_OPTION_FLOAT = 2,  /* double */
     KVL_OPTION_CHOICE = 3, /* int32_t: index in `choices` */
     KVL_OPTION_SCORE = 4,  /* of a score that wraps another: name(options) of that one; stores nothing */
-    KVL_OPTION_NUMBERS = 5 /* struct kvl_numbers, none by default: "1:2.5:0", where 3*4 stands for 3:3:3:3. Since ABI 1.2 */
+    KVL_OPTION_NUMBERS = 5, /* struct kvl_numbers, none by default: "1:2.5:0", where 3*4 stands for 3:3:3:3. Since ABI 1.2 */
+    KVL_OPTION_CODEC = 6    /* of a projection: name(options) of the codec that stores what it leaves; stores nothing. Since ABI 1.2 */
 };
 
 enum { KVL_MOST_NUMBERS = 256 };
@@ -215,14 +216,15 @@ struct kvl_score_input {
 enum {
     KVL_RUN_STORED = 1, /* found once, when the token is stored, of its exact key and value: kvl_score_stored() of the device source */
     KVL_RUN_SUM = 2,    /* attention it got from all queries since it came, summed over the query heads of its kv head */
-    KVL_RUN_NEWEST = 3  /* attention it gets from the newest query */
+    KVL_RUN_NEWEST = 3, /* attention it gets from the newest query */
+    KVL_RUN_POSITION = 4 /* found once, of its position: kvl_score_position() of the device source */
 };
 
 struct kvl_score_running { /* the host sets struct_size and zeroes the rest */
     uint32_t struct_size, source;
     uint32_t is_shared;   /* of attention: summed over all heads, so that all keep the same tokens */
     uint32_t first, newest; /* so many first and newest tokens stay */
-    uint32_t parameter;   /* handed to kvl_score_stored() */
+    uint32_t parameter;   /* handed to kvl_score_position() */
 };
 
 struct kvl_score {
@@ -268,6 +270,34 @@ struct kvl_budget {
     /* Shares n_kv_head times the target out among the heads: target [H] holds the average and gets each head's own. score [H][T]; tokens a head
      * must keep get FLT_MAX. NULL: the same for every head. */
     int (*split)(const void *priv, const struct kvl_budget_input *in, float *score, uint32_t *target);
+};
+
+/* ---- projection (since ABI 1.2): a linear map in front of a codec, which then has fewer channels to store ---- */
+
+/* The keys, or the values, that `heads` kv heads have of a token, one after the other, are one row x of W = heads * D numbers. A codec encodes its
+ * record z [R], z_r = sum_i x_i down[i][r]; what is read is y_i = sum_r up[i][r] z_r. Keys undergo RoPE before the projection, or after it when
+ * they are read, as the user stores them. */
+struct kvl_projection_dims {
+    uint32_t struct_size, role, head_dim, reserved;
+};
+
+struct kvl_projection_shape { /* the host sets struct_size and zeroes the rest */
+    uint32_t struct_size;
+    uint32_t heads;           /* that share a record; the model's kv heads are a multiple of it */
+    uint32_t rank;            /* R, a multiple of 8 */
+    uint32_t rebuilt;         /* 1: each y is made when it is read; 0: queries and attention's output are multiplied with up instead, where they can be */
+    uint32_t table_floats;    /* floats of calibration table for each `heads` heads of a layer; that and the name say whether a table fits */
+};
+
+struct kvl_projection {
+    struct kvl_plugin_head head; /* its option of type KVL_OPTION_CODEC names the codec; no device_source */
+    uint32_t roles, reserved;
+    /* Non-zero (with host->error) if options and dims do not fit. */
+    int (*shape)(const void *priv, const struct kvl_projection_dims *dims, struct kvl_projection_shape *out);
+    /* down and up [W][R] from a table. */
+    int (*matrices)(const void *priv, const struct kvl_projection_dims *dims, const float *table, float *down, float *up);
+    /* Fills a table from n rows x [n][W], keys before or after RoPE as the user stores them, sinks left out. */
+    int (*calibrate)(const void *priv, const struct kvl_projection_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
 };
 
 #endif

@@ -9,9 +9,11 @@
 #include <string.h>
 
 struct layer_kernels {
-    struct kvl_kernel *rope, *seal, *append, *keep, *unrotate, *finish_kept, *decode_rows; /* unrotate: NULL without a rotation */
+    struct kvl_kernel *seal, *keep, *decode_rows;
+    struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
+    struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
-    struct kvl_kernel *evict, *score_kept;   /* where tokens go while others are decoded; the second where scores are of what is stored */
+    struct kvl_kernel *evict, *score_new;    /* where tokens go while others are decoded; the second where scores come when tokens are stored */
 };
 
 struct kvl_cache {
@@ -19,13 +21,21 @@ struct kvl_cache {
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
     struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
+    struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
-    uint32_t *lost;                      /* [L][H] tokens evicted */
+    uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
 };
+
+/* Of which the values' rotation or projection is undone. */
+static bool finishes_output(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    const struct kvl_side_plan *value = &layer->side[kvl_sides(&cache->plan.dims) - 1];
+    return (value->rot_m != 0 || value->projection != NULL) && !value->record.rebuilt;
+}
 
 /* A layer's kernels are built when they are first needed; layers of the same composition share programs. */
 static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
@@ -36,16 +46,22 @@ static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct kvl_program *store = NULL;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "store.cl", 1, &store));
-    KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
     KVL_TRY(kvl_kernel_get(store, "kvl_seal", &k->seal));
-    KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
     KVL_TRY(kvl_kernel_get(store, "kvl_keep_exact", &k->keep));
-    if (layer->rot_m != 0) KVL_TRY(kvl_kernel_get(store, "kvl_unrotate_output", &k->unrotate));
-    if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
+    if (kvl_layer_projects(layer)) {
+        KVL_TRY(kvl_kernel_get(store, "kvl_project", &k->project));
+    } else {
+        KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
+        KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
+        if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
+    }
+    if (finishes_output(cache, layer)) KVL_TRY(kvl_kernel_get(store, "kvl_finish_output", &k->finish_output));
     KVL_TRY(kvl_kernel_get(store, "kvl_decode_rows", &k->decode_rows));
 done:
     return status;
 }
+
+static uint32_t prefill_tile(const struct kvl_cache *cache, uint32_t l) { return kvl_prefill_tile(&cache->plan, &cache->plan.layer[l]); }
 
 /* which: 0 for one token, 1 for a prefill tile. */
 static kvl_status need_attend(struct kvl_cache *cache, uint32_t l, int which)
@@ -54,11 +70,17 @@ static kvl_status need_attend(struct kvl_cache *cache, uint32_t l, int which)
     struct layer_kernels *k = &cache->kernels[l];
     struct kvl_program *program = NULL;
     if (k->merge[which] != NULL) return KVL_OK;
-    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "attend.cl", which == 0 ? 1 : cache->prefill_tile, &program));
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "attend.cl", which == 0 ? 1 : prefill_tile(cache, l), &program));
     KVL_TRY(kvl_kernel_get(program, "kvl_attend", &k->attend[which]));
     KVL_TRY(kvl_kernel_get(program, "kvl_merge", &k->merge[which]));
 done:
     return status;
+}
+
+/* Whether tokens get their scores when they are stored. */
+static bool scores_once(const struct kvl_layer_plan *layer)
+{
+    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
 }
 
 static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
@@ -69,20 +91,43 @@ static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
     struct kvl_program *program = NULL;
     if (k->evict != NULL) return KVL_OK;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
-    if (layer->running.source == KVL_RUN_STORED) KVL_TRY(kvl_kernel_get(program, "kvl_score_kept", &k->score_kept));
+    if (scores_once(layer)) KVL_TRY(kvl_kernel_get(program, "kvl_score_new", &k->score_new));
     KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
 done:
     return status;
 }
 
-static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_kv_head, float *floats)
+static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_stream, float *floats)
 {
-    if (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn))) return KVL_OK;
+    if (side->projection == NULL && (side->shape.table_floats == 0 || (side->table == NULL && KVL_CODEC_HAS(side->codec, learn)))) return KVL_OK;
     if (side->table == NULL)
-        return kvl_fail(KVL_E_USAGE, "codec %s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
-                                     "then add table=table.h5 to the spec", side->codec->head.name);
-    memcpy(floats + side->table_offset, side->table, (size_t)n_kv_head * side->shape.table_floats * sizeof *floats);
+        return kvl_fail(KVL_E_USAGE, "%s needs a calibration table: make one with kvlab calibrate -m MODEL -f TEXT --for \"SPEC\" -o table.h5, "
+                                     "then add table=table.h5 to the spec",
+                        side->projection != NULL ? side->projection->plugin->name : side->codec->head.name);
+    if (side->projection == NULL) memcpy(floats + side->table_offset, side->table, (size_t)n_stream * side->shape.table_floats * sizeof *floats);
     return KVL_OK;
+}
+
+/* Each stream's two matrices as kernels read them: up by rows of the record where it is given records, by rows of the head where it is given
+ * queries. */
+static kvl_status copy_projection(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int s, float *floats)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_side_plan *side = &layer->side[s];
+    if (side->projection == NULL) return KVL_OK;
+    const bool of_queries = s == KVL_SIDE_K && !side->record.rebuilt;
+    const size_t rows = (size_t)side->record.heads * plan->dims.head_dim, rank = side->record.channels, n = rows * rank;
+    float *up = NULL;
+    KVL_TRY(kvl_alloc(&up, n, sizeof *up));
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
+        float *down = floats + side->projection_offset + 2 * n * h, *to = down + n;
+        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, down, up));
+        for (size_t i = 0; i < rows; i++)
+            for (size_t r = 0; r < rank; r++) to[of_queries ? i * rank + r : r * rows + i] = up[i * rank + r];
+    }
+done:
+    kvl_free(&up);
+    return status;
 }
 
 /* Each rotation's matrices and each stream's calibration to where the plan has them. */
@@ -94,9 +139,12 @@ static kvl_status write_tables(struct kvl_cache *cache)
     KVL_TRY(kvl_alloc(&floats, plan->n_table_floats, sizeof *floats));
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &plan->layer[l];
-        if (layer->rot_m != 0)
-            KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, plan->dims.head_dim, layer->rot_m, floats + layer->rotation_offset));
-        for (int s = 0; s < KVL_SIDES; s++) KVL_TRY(copy_table(&layer->side[s], plan->dims.n_kv_head, floats));
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+            const struct kvl_side_plan *side = &layer->side[s];
+            if (side->rot_m != 0) KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, side->rot_d, side->rot_m, floats + side->rotation_offset));
+            KVL_TRY(copy_table(side, layer->n_stream, floats));
+            KVL_TRY(copy_projection(plan, layer, s, floats));
+        }
     }
     KVL_TRY(kvl_buffer_new(cache->device, "tables", -1, KVL_MEM_TABLE, plan->n_table_floats * sizeof *floats, false, &cache->tables));
     KVL_TRY(kvl_buffer_write(cache->tables, 0, plan->n_table_floats * sizeof *floats, floats));
@@ -105,7 +153,7 @@ done:
     return status;
 }
 
-static uint32_t slab_count(const struct kvl_cache *cache) { return cache->plan.evicts ? cache->plan.dims.n_layer : cache->plan.n_slabs; }
+static uint32_t slab_count(const struct kvl_cache *cache) { return kvl_pages_by_layer(&cache->plan) ? cache->plan.dims.n_layer : cache->plan.n_slabs; }
 
 static kvl_status allocate(struct kvl_cache *cache)
 {
@@ -113,7 +161,7 @@ static kvl_status allocate(struct kvl_cache *cache)
     struct kvl_cache_plan *plan = &cache->plan;
     struct kvl_device *device = cache->device;
     KVL_TRY(kvl_alloc(&cache->slab, slab_count(cache), sizeof *cache->slab));
-    for (uint32_t i = 0; i < plan->n_slabs && !plan->evicts; i++)
+    for (uint32_t i = 0; i < plan->n_slabs && !kvl_pages_by_layer(plan); i++)
         KVL_TRY(kvl_buffer_new(device, "kv pages", -1, KVL_MEM_SLACK, plan->slab_bytes[i], true, &cache->slab[i]));
     KVL_TRY(kvl_buffer_new(device, "page table", -1, KVL_MEM_INDEX, plan->table_bytes, false, &cache->table));
     KVL_TRY(kvl_buffer_write(cache->table, 0, plan->table_bytes, plan->page_address));
@@ -126,6 +174,9 @@ static kvl_status allocate(struct kvl_cache *cache)
     }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
+    if (plan->record_bytes == 0) goto done;
+    KVL_TRY(kvl_buffer_new(device, "records", -1, KVL_MEM_SCRATCH, plan->record_bytes, false, &cache->records));
+    KVL_TRY(kvl_buffer_new(device, "attention sums", -1, KVL_MEM_SCRATCH, plan->sum_bytes, false, &cache->sums));
 done:
     return status;
 }
@@ -138,7 +189,6 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     cache->device = device;
     cache->plan = *plan;
     *plan = (struct kvl_cache_plan){0};
-    cache->prefill_tile = kvl_prefill_tile(&cache->plan);
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
@@ -162,6 +212,8 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->exact);
     kvl_buffer_free(&c->partial);
     kvl_buffer_free(&c->status);
+    kvl_buffer_free(&c->records);
+    kvl_buffer_free(&c->sums);
     kvl_buffer_free(&c->index);
     kvl_buffer_free(&c->raw);
     kvl_cache_plan_free(&c->plan);
@@ -177,7 +229,8 @@ void kvl_cache_reset(struct kvl_cache *cache)
     cache->reads = (struct kvl_cache_reads){0};
     cache->peak_bytes = 0;
     memset(cache->lost, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost);
-    for (uint32_t i = 0; cache->plan.evicts && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
+    cache->n_prompt = 0;
+    for (uint32_t i = 0; kvl_pages_by_layer(&cache->plan) && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) cache->sealed[l][s] = cache->plan.layer[l].sink;
 }
@@ -186,11 +239,17 @@ const struct kvl_cache_plan *kvl_cache_plan(const struct kvl_cache *cache) { ret
 
 uint32_t kvl_cache_position(const struct kvl_cache *cache) { return cache->position; }
 
+/* Tokens of a stream's sequence when `position` tokens have been taken in. */
+static uint32_t place_of(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position)
+{
+    return position - cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h];
+}
+
 uint32_t kvl_cache_held(const struct kvl_cache *cache)
 {
-    const uint64_t streams = (uint64_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head;
-    uint64_t held = cache->position * streams;
-    for (uint64_t i = 0; i < streams; i++) held -= cache->lost[i];
+    uint64_t streams = 0, held = 0;
+    for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
+        for (uint32_t h = 0; h < cache->plan.layer[l].n_stream; h++, streams++) held += place_of(cache, l, h, cache->position);
     return (uint32_t)(held / streams);
 }
 
@@ -202,7 +261,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 16 };
+enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -213,7 +272,7 @@ static void push(struct call *call, struct kvl_arg arg) { call->arg[call->n++] =
 
 static void push_slabs(struct call *call, const struct kvl_cache *cache, uint32_t l)
 {
-    struct kvl_buffer **slab = cache->plan.evicts ? &cache->slab[l] : cache->slab;
+    struct kvl_buffer **slab = kvl_pages_by_layer(&cache->plan) ? &cache->slab[l] : cache->slab;
     for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(slab[i]));
 }
 
@@ -227,12 +286,12 @@ static void push_table(struct call *call, const struct kvl_cache *cache, uint32_
 static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
-    const struct kvl_cache_dims *dims = &cache->plan.dims;
+    const int value = kvl_sides(&cache->plan.dims) - 1; /* the side that values are read of */
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
+    const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][KVL_SIDE_V],
-        lag_of(cache, k), lag_of(cache, v), k->slots, v->slots, n_splits, (dims->n_head + 2 * dims->n_kv_head) * dims->head_dim,
-        (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
+        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
+        lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -240,8 +299,13 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
 /* KVL_TURN_PARAMS of cl/record.cl. */
 static void push_turn(struct call *call, const struct kvl_cache *cache, uint32_t l, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[kvl_sides(&cache->plan.dims) - 1];
     push(call, KVL_BUF(cache->tables));
-    push(call, KVL_U64(cache->plan.layer[l].rotation_offset));
+    push(call, KVL_U64(k->rotation_offset));
+    push(call, KVL_U64(v->rotation_offset));
+    push(call, KVL_U64(k->projection_offset));
+    push(call, KVL_U64(v->projection_offset));
     push(call, KVL_BUF(rotary));
     push(call, KVL_U32(rope_dim));
 }
@@ -252,20 +316,44 @@ static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, siz
     return kvl_launch(cache->device, kernel, (const size_t[3]){x, y, z}, (const size_t[3]){group, 1, 1}, work, call->arg, call->n);
 }
 
-static uint32_t stage_heads(const struct kvl_cache *cache) { return cache->plan.dims.n_head + 2 * cache->plan.dims.n_kv_head; }
+/* Query heads, keys and values: of the stage, or of a layer's streams. */
+static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
+}
 
 static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
 
 static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
     push(&call, KVL_BUF(stage));
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(&cache->plan.layer[l])));
+    push(&call, KVL_U32(keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * stage_heads(cache) * cache->plan.dims.head_dim};
-    return launch(cache, cache->kernels[l].rope, stage_heads(cache), n, 1, 1, work, &call);
+    const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * kvl_stage_row(&cache->plan.dims)};
+    return launch(cache, cache->kernels[l].rope, stage_heads(cache, layer), n, 1, 1, work, &call);
+}
+
+/* The same of a layer with a projection, whose query rows and records have a buffer of their own. kept: of a prompt's rows. */
+static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool kept, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                          uint32_t rope_dim)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t stage_row = kvl_stage_row(&cache->plan.dims), record_row = kvl_records_row(&cache->plan, layer);
+    struct call call = {0};
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U64(stage_row));
+    push(&call, KVL_BUF(cache->records));
+    push_table(&call, cache, l);
+    push_turn(&call, cache, l, rotary, rope_dim);
+    push(&call, KVL_U32(kept));
+    push(&call, KVL_U32(keeps_exact(layer)));
+    push_view(&call, cache, l, n, 1);
+    const struct kvl_work work = {.bytes = sizeof(float) * n * (stage_row + record_row)};
+    return launch(cache, cache->kernels[l].project, stage_heads(cache, layer), n, 1, 1, work, &call);
 }
 
 /* Pages that tokens [first, end) of a side touch. */
@@ -284,12 +372,7 @@ static uint32_t ragged_pages(const struct kvl_side_plan *side, uint32_t n)
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Tokens of a head's sequence when `position` tokens have been taken in, and how many of them are encoded. */
-static uint32_t place_of(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position)
-{
-    return position - cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h];
-}
-
+/* How many of a stream's tokens are encoded. */
 static uint32_t sealed_of(const struct kvl_cache *cache, uint32_t l, int s, uint32_t h)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -301,8 +384,8 @@ static bool appends_whole(const struct kvl_cache *cache, uint32_t l)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool whole = true;
-    for (int s = 0; s < KVL_SIDES; s++) whole = whole && layer->side[s].tail == 0 && layer->side[s].shape.unit == 1;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) whole = whole && place_of(cache, l, h, cache->position) >= layer->sink;
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) whole = whole && layer->side[s].tail == 0 && layer->side[s].shape.unit == 1;
+    for (uint32_t h = 0; h < layer->n_stream; h++) whole = whole && place_of(cache, l, h, cache->position) >= layer->sink;
     return whole;
 }
 
@@ -310,7 +393,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     uint32_t pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first[s], cache->sealed[l][s]));
     if (pages == 0) return KVL_OK;
     struct call call = {0};
@@ -325,7 +408,7 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
-    return launch(cache, cache->kernels[l].seal, cache->plan.dims.n_kv_head, pages, KVL_SIDES, 1, work, &call);
+    return launch(cache, cache->kernels[l].seal, layer->n_stream, pages, (size_t)kvl_sides(&cache->plan.dims), 1, work, &call);
 }
 
 static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -334,7 +417,7 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = cache->position, end = first + n;
     uint32_t pages = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         pages = max_u32(pages, cache->plan.evicts ? ragged_pages(&layer->side[s], n) : pages_touched(layer, s, first, end));
     struct call call = {0};
     push_slabs(&call, cache, l);
@@ -344,26 +427,30 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     push(&call, KVL_U32(keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * stage_heads(cache) * cache->plan.dims.head_dim)};
-    return launch(cache, cache->kernels[l].append, stage_heads(cache), pages, 1, 1, work, &call);
+    const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * kvl_stage_row(&cache->plan.dims))};
+    return launch(cache, cache->kernels[l].append, stage_heads(cache, layer), pages, 1, 1, work, &call);
 }
 
-/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. */
-static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. *rows: where attention finds
+ * query rows and records. */
+static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         struct kvl_buffer **rows)
 {
     kvl_status status = KVL_OK;
+    const bool projects = kvl_layer_projects(&cache->plan.layer[l]);
     uint32_t first[KVL_SIDES];
     bool whole = true;
-    for (int s = 0; s < KVL_SIDES; s++) {
+    *rows = projects ? cache->records : stage;
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) {
         first[s] = cache->sealed[l][s];
         cache->sealed[l][s] = kvl_sealed_after(&cache->plan, &cache->plan.layer[l].side[s], first[s], cache->position + n);
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
-    if (whole && cache->plan.layer[l].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
+    if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
-    KVL_TRY(finish(cache, l, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, first, stage));
+    KVL_TRY(projects ? project(cache, l, n, false, stage, rotary, rope_dim) : finish(cache, l, n, stage, rotary, rope_dim));
+    KVL_TRY(seal(cache, l, n, first, *rows));
 done:
     return status;
 }
@@ -375,18 +462,19 @@ static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = place_of(cache, l, h, cache->position);
     struct kvl_cache_reads reads = {0};
+    const int sides = kvl_sides(&cache->plan.dims);
     uint32_t sealed[KVL_SIDES];
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < sides; s++)
         sealed[s] = cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], first + n) : cache->sealed[l][s];
     for (uint32_t p = first; p < first + n; p++) {
         const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
         const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
         reads.tokens += seen;
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < sides; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, sealed[s]) : 0;
             const uint64_t coded = coded_end > start ? coded_end - start : 0;
-            reads.bytes += coded * side->token_bytes + (seen - coded) * layer->exact_row_bytes;
+            reads.bytes += coded * side->token_bytes + (seen - coded) * side->exact_row_bytes;
         }
     }
     return reads;
@@ -395,7 +483,7 @@ static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t
 /* The same of a layer: tokens on average over its heads, bytes of all of them. */
 static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_t l, uint32_t n)
 {
-    const uint32_t heads = cache->plan.dims.n_kv_head;
+    const uint32_t heads = cache->plan.layer[l].n_stream;
     struct kvl_cache_reads reads = head_reads(cache, l, 0, n);
     if (!cache->plan.evicts) return (struct kvl_cache_reads){reads.tokens, reads.bytes * heads};
     for (uint32_t h = 1; h < heads; h++) {
@@ -411,7 +499,7 @@ static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_
 static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
 {
     uint32_t tokens = 0;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+    for (uint32_t h = 0; h < layer->n_stream; h++)
         tokens = max_u32(tokens, place_of(cache, (uint32_t)(layer - cache->plan.layer), h, cache->position));
     return tokens;
 }
@@ -419,7 +507,7 @@ static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_pl
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
 static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_layer_plan *layer, uint32_t n, uint32_t n_tiles)
 {
-    const uint32_t groups = n_tiles * cache->plan.dims.n_kv_head, wanted = kvl_attend_groups(&cache->plan);
+    const uint32_t groups = n_tiles * layer->n_stream, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = longest(cache, layer) + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
     const uint32_t most = tokens / 256;
@@ -428,64 +516,67 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
-static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer *out)
+static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
+                         struct kvl_buffer *sums)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t tile = n == 1 ? 1 : cache->prefill_tile, n_tiles = (n + tile - 1) / tile;
-    const uint32_t n_splits = split_count(cache, layer, n, n_tiles);
+    const uint32_t tile = n == 1 ? 1 : prefill_tile(cache, l), n_tiles = (n + tile - 1) / tile;
+    const uint32_t n_splits = split_count(cache, layer, n, n_tiles), sum_dim = kvl_sum_dim(&cache->plan, layer);
     const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-    const struct kvl_work work = {.bytes = reads.bytes / tile, .flops = 4 * reads.tokens * dims->n_head * dims->head_dim};
+    const struct kvl_work work = {.bytes = reads.bytes / tile,
+                                  .flops = 2 * reads.tokens * dims->n_head * (kvl_query_dim(&cache->plan, layer) + sum_dim)};
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
-    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(rows));
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_F32(1.0f / sqrtf((float)dims->head_dim)));
-    push(&call, KVL_BUF(out));
+    push(&call, KVL_F32(dims->scale != 0.0f ? dims->scale : 1.0f / sqrtf((float)dims->head_dim)));
+    push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(cache->partial));
     if (layer->cells != 0) {
         push(&call, KVL_BUF(cache->index));
         push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
         push(&call, KVL_U32(layer->cells));
         push(&call, KVL_BUF(cache->raw));
+        push(&call, KVL_U64(layer->raw_offset));
     }
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
-    KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * dims->n_kv_head * n_splits * group, 1, 1, group, work,
-                   &call));
+    KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * layer->n_stream * n_splits * group, 1, 1, group, work, &call));
     if (n_splits > 1) {
-        const uint32_t rows = n * dims->n_head;
-        const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(out), KVL_U32(rows), KVL_U32(n_splits)};
-        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * rows * dims->head_dim * sizeof(float)};
-        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
+        const uint32_t n_rows = n * dims->n_head;
+        const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(sums), KVL_U32(n_rows), KVL_U32(n_splits)};
+        const struct kvl_work merged = {.bytes = (n_splits + 1ull) * n_rows * sum_dim * sizeof(float)};
+        KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){n_rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
                            merged, args, sizeof args / sizeof args[0]));
     }
 done:
     return status;
 }
 
-/* Values were rotated for storage: so is what attention made of them. */
-static kvl_status unrotate(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rotary, uint32_t rope_dim, struct kvl_buffer *out)
+/* Values were rotated and projected for storage: so is what attention made of them. */
+static kvl_status finish_output(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rotary, uint32_t rope_dim, struct kvl_buffer *sums,
+                                struct kvl_buffer *out)
 {
-    if (cache->kernels[l].unrotate == NULL) return KVL_OK;
+    if (cache->kernels[l].finish_output == NULL) return KVL_OK;
     struct call call = {0};
+    push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(out));
     push_turn(&call, cache, l, rotary, rope_dim);
-    return launch(cache, cache->kernels[l].unrotate, cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
+    return launch(cache, cache->kernels[l].finish_output, cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
 }
 
 static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool past_sinks = true;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
+    for (uint32_t h = 0; h < layer->n_stream; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
     if (layer->ring == 0 && past_sinks) return KVL_OK;
     struct call call = {0};
     push_table(&call, cache, l);
@@ -493,8 +584,11 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     push(&call, KVL_BUF(cache->exact));
     push(&call, KVL_U64(layer->exact_offset));
     push_view(&call, cache, l, n, 1);
-    const struct kvl_work work = {.bytes = n * KVL_SIDES * cache->plan.dims.n_kv_head * (cache->plan.dims.head_dim * sizeof(float) + layer->exact_row_bytes)};
-    return launch(cache, cache->kernels[l].keep, cache->plan.dims.n_kv_head, n, KVL_SIDES, 1, work, &call);
+    const int sides = kvl_sides(&cache->plan.dims);
+    struct kvl_work work = {0};
+    for (int s = 0; s < sides; s++)
+        work.bytes += (uint64_t)n * layer->n_stream * (layer->side[s].record.channels * sizeof(float) + layer->side[s].exact_row_bytes);
+    return launch(cache, cache->kernels[l].keep, layer->n_stream, n, (size_t)sides, 1, work, &call);
 }
 
 /* Under P1 a step that begins within a group would need what the group's first tokens were: plan.c, check_fake_quant. */
@@ -502,7 +596,7 @@ static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     if (cache->plan.config.protocol != KVL_P1_FAKE_QUANT || cache->position <= layer->sink) return KVL_OK;
-    for (int s = 0; s < KVL_SIDES; s++)
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         if ((cache->position - layer->sink) % layer->side[s].shape.group != 0)
             return kvl_fail(KVL_E_USAGE, "protocol p1: a step at position %u would split a group of %u tokens of codec %s; feed whole windows",
                             cache->position, layer->side[s].shape.group, layer->side[s].codec->head.name);
@@ -517,36 +611,95 @@ static uint32_t lost_of_step(const struct kvl_cache *cache, uint32_t l, uint32_t
     return min_u32(end > target ? end - target : 0, sealed - layer->sink);
 }
 
-/* The newest token's score and those it changes; then what is too much goes. The heads' own counts follow in advance(). */
-static kvl_status evict(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *stage)
+/* Scores that the next n tokens of each head get as they are stored; a position's alone comes with the eviction of a step. */
+static kvl_status score_new(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct call call = {0};
+    if (!scores_once(layer) || (cache->n_prompt != 0 && layer->running.source == KVL_RUN_POSITION)) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(layer->running.parameter));
+    push_view(&call, cache, l, n, 1);
+    KVL_TRY(launch(cache, cache->kernels[l].score_new, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+done:
+    return status;
+}
+
+/* What a layer is to do at this step; layers that do the same share a launch. */
+struct eviction {
+    struct kvl_kernel *kernel; /* NULL: nothing */
+    uint32_t target, first, newest, parameter, cells, slots[KVL_SIDES];
+};
+
+static kvl_status eviction_of(struct kvl_cache *cache, uint32_t l, struct eviction *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct kvl_score_running running = {.struct_size = sizeof running};
-    struct call call = {0};
-    uint32_t target;
+    *out = (struct eviction){0};
     if (layer->cells == 0) return KVL_OK;
     KVL_TRY(need_evict(cache, l));
-    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target));
-    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, target, &running) != 0)
+    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &out->target));
+    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, out->target, &running) != 0)
         return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", layer->score->head.name);
+    *out = (struct eviction){cache->kernels[l].evict, out->target, running.first, running.newest, running.parameter, layer->cells,
+                             {layer->side[KVL_SIDE_K].slots, layer->side[KVL_SIDE_V].slots}};
+done:
+    return status;
+}
+
+static bool same_eviction(const struct eviction *a, const struct eviction *b)
+{
+    return a->kernel == b->kernel && a->target == b->target && a->first == b->first && a->newest == b->newest && a->parameter == b->parameter &&
+           a->cells == b->cells && memcmp(a->slots, b->slots, sizeof a->slots) == 0;
+}
+
+/* Layers l .. l + n - 1: scores go on, and what is too much goes. The heads' own counts follow in advance(). */
+static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, const struct eviction *what)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
     push(&call, KVL_BUF(cache->index));
     push(&call, KVL_U64(layer->index_offset));
     push(&call, KVL_U32(layer->cells));
     push(&call, KVL_BUF(cache->raw));
-    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U64(layer->raw_offset));
     push(&call, KVL_U32(l));
-    push(&call, KVL_U32(target));
-    push(&call, KVL_U32(running.first));
-    push(&call, KVL_U32(running.newest));
-    push(&call, KVL_U32(running.parameter));
+    push(&call, KVL_U32(what->target));
+    push(&call, KVL_U32(what->first));
+    push(&call, KVL_U32(what->newest));
+    push(&call, KVL_U32(what->parameter));
     push_view(&call, cache, l, 1, 1);
-    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
-    const struct kvl_work work = {.bytes = (uint64_t)longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
-    KVL_TRY(launch(cache, cache->kernels[l].evict, groups * group, 1, 1, group, work, &call));
+    const struct kvl_work work = {.bytes = (uint64_t)n * longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
+    return launch(cache, what->kernel, groups * group, n, 1, group, work, &call);
+}
+
+/* Behind the last layer. */
+static kvl_status evict_all(struct kvl_cache *cache)
+{
+    kvl_status status = KVL_OK;
+    struct eviction what, next;
+    if (!cache->plan.evicts_decoding) return KVL_OK;
+    KVL_TRY(eviction_of(cache, 0, &what));
+    for (uint32_t l = 0, end = 1; l < cache->plan.dims.n_layer; l = end++, what = next) {
+        next = (struct eviction){0};
+        for (; end < cache->plan.dims.n_layer; end++) {
+            KVL_TRY(eviction_of(cache, end, &next));
+            if (!same_eviction(&what, &next)) break;
+        }
+        if (what.kernel != NULL) KVL_TRY(evict_layers(cache, l, end - l, &what));
+    }
 done:
     return status;
 }
@@ -556,21 +709,24 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
+    struct kvl_buffer *rows;
     assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
-    if (cache->plan.evicts && cache->slab[layer] == NULL)
-        return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
+    if (cache->plan.evicts && cache->n_prompt == 0)
+        return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim)); /* 2 RoPE, rotation; 3 the stage is the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
-        KVL_TRY(attend(cache, layer, n, stage, rotary, rope_dim, out)); /* 5; 6 and 7 belong to a prompt's eviction */
-        KVL_TRY(unrotate(cache, layer, n, rotary, rope_dim, out));
+        struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
+        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
+        KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
-    KVL_TRY(keep_exact(cache, layer, n, stage)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(evict(cache, layer, stage));         /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
+    KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
+    KVL_TRY(score_new(cache, layer, n, stage));  /* 6, 7 of tokens that go while others are decoded */
+    if (layer + 1 == cache->plan.dims.n_layer) KVL_TRY(evict_all(cache));
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
@@ -640,6 +796,18 @@ kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kern
 
 /* ---- a prompt that was compressed ---- */
 
+/* Heads' entries behind the page table while a prompt's tokens are stored. */
+static void limit_heads(struct kvl_cache *cache, uint32_t l, const uint32_t *count)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = layer->n_stream;
+    uint64_t *entry = cache->plan.page_address + layer->table_offset + (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
+    for (uint32_t h = 0; h < heads; h++) {
+        entry[h] = (uint64_t)count[h] << 32;
+        if (layer->cells != 0) entry[heads + h] = 0;
+    }
+}
+
 /* Pages for the tokens that heads keep and those that may follow, one after the other in a buffer of their own. */
 static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_t *count, uint32_t room)
 {
@@ -647,21 +815,17 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
     const struct kvl_cache_plan *plan = &cache->plan;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     uint64_t *entry = plan->page_address + layer->table_offset, bytes = 0;
-    for (int s = 0; s < KVL_SIDES; s++)
-        for (uint32_t h = 0; h < plan->dims.n_kv_head; h++, entry += layer->side[s].slots) {
+    for (int s = 0; s < kvl_sides(&plan->dims); s++)
+        for (uint32_t h = 0; h < layer->n_stream; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
-            const uint32_t pages = min_u32((body + side->dims.page_tokens - 1) / side->dims.page_tokens, side->slots);
+            const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
             bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
             for (uint32_t i = 0; i < side->slots; i++) {
                 entry[i] = i < pages ? bytes : 0;
                 bytes += i < pages ? side->page_bytes : 0;
             }
         }
-    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
-        entry[h] = (uint64_t)count[h] << 32;
-        if (layer->cells != 0) entry[plan->dims.n_kv_head + h] = 0;
-    }
     if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
     kvl_buffer_free(&cache->slab[l]);
     KVL_TRY(kvl_buffer_new(cache->device, "kv pages", (int)l, KVL_MEM_SLACK, bytes, true, &cache->slab[l]));
@@ -675,7 +839,7 @@ static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
     return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
-                            plan->dims.n_kv_head * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
+                            layer->n_stream * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
                             plan->page_address + layer->table_offset);
 }
 
@@ -701,35 +865,15 @@ done:
     return status;
 }
 
-/* Scores of the next n tokens of each head that stay, from their rows in the stage. */
-static kvl_status score_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
-{
-    kvl_status status = KVL_OK;
-    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    struct call call = {0};
-    if (layer->running.source != KVL_RUN_STORED) return KVL_OK;
-    KVL_TRY(need_evict(cache, l));
-    push_table(&call, cache, l);
-    push(&call, KVL_BUF(cache->index));
-    push(&call, KVL_U64(layer->index_offset));
-    push(&call, KVL_U32(layer->cells));
-    push(&call, KVL_BUF(stage));
-    push(&call, KVL_U32(l));
-    push(&call, KVL_U32(layer->running.parameter));
-    push_view(&call, cache, l, n, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].score_kept, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
-done:
-    return status;
-}
-
 kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum)
 {
     kvl_status status = KVL_OK;
     assert(cache->plan.evicts && n_token <= cache->plan.config.n_ctx);
-    cache->position = 0;
+    cache->position = cache->n_prompt = 0;
     memset(cache->lost + (size_t)l * cache->plan.dims.n_kv_head, 0, cache->plan.dims.n_kv_head * sizeof *cache->lost);
     KVL_TRY(need_store(cache, l));
-    KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    if (kvl_pages_by_layer(&cache->plan)) KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    limit_heads(cache, l, count);
     KVL_TRY(write_table(cache, l));
     KVL_TRY(write_index(cache, l, count, token, sum));
 done:
@@ -748,12 +892,14 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
-    if (layer->rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
+    if (kvl_layer_projects(layer)) return project(cache, l, n, true, stage, rotary, rope_dim);
+    if (layer->side[KVL_SIDE_K].rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(stage_heads(cache) * cache->plan.dims.head_dim));
+    push(&call, KVL_U32(kvl_stage_row(&cache->plan.dims)));
     push(&call, KVL_U32(keeps_exact(layer)));
-    return launch(cache, cache->kernels[l].finish_kept, 2 * cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call);
+    const size_t rows = (size_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
+    return launch(cache, cache->kernels[l].finish_kept, rows, n, 1, 1, (struct kvl_work){0}, &call);
 }
 
 kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -761,10 +907,11 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
 {
     kvl_status status = KVL_OK;
     const uint32_t none[KVL_SIDES] = {0};
+    struct kvl_buffer *rows = kvl_layer_projects(&cache->plan.layer[l]) ? cache->records : stage;
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, none, stage));
-    KVL_TRY(keep_exact(cache, l, n, stage));
-    KVL_TRY(score_kept(cache, l, n, stage));
+    KVL_TRY(seal(cache, l, n, none, rows));
+    KVL_TRY(keep_exact(cache, l, n, rows));
+    KVL_TRY(score_new(cache, l, n, stage));
     cache->position += n;
 done:
     return status;
@@ -773,10 +920,10 @@ done:
 kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t heads = cache->plan.dims.n_kv_head;
+    const uint32_t heads = layer->n_stream;
     const uint64_t slots = (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
     for (uint32_t h = 0; h < heads; h++) {
-        cache->lost[(size_t)l * heads + h] = n_token - count[h];
+        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
     cache->position = cache->n_prompt = n_token;
@@ -800,11 +947,10 @@ void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_read
 static kvl_status page_classes(const struct kvl_cache *cache, uint64_t *bytes)
 {
     kvl_status status = KVL_OK;
-    const uint32_t n_kv_head = cache->plan.dims.n_kv_head;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < kvl_sides(&cache->plan.dims); s++) {
             const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-            for (uint32_t h = 0; h < n_kv_head; h++) {
+            for (uint32_t h = 0; h < layer->n_stream; h++) {
                 struct kvl_codec_bytes used;
                 KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed_of(cache, l, s, h) - layer->sink), &used));
                 bytes[KVL_MEM_PAYLOAD] += used.payload;
@@ -821,9 +967,9 @@ static uint64_t exact_used(const struct kvl_cache *cache)
     uint64_t used = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        for (int s = 0; s < KVL_SIDES; s++)
-            for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
-                used += layer->exact_row_bytes *
+        for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
+            for (uint32_t h = 0; h < layer->n_stream; h++)
+                used += layer->side[s].exact_row_bytes *
                         kvl_exact_rows_held(&cache->plan, layer, s, sealed_of(cache, l, s, h), place_of(cache, l, h, cache->position));
     }
     return used;
@@ -921,9 +1067,9 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
 {
     kvl_status status = KVL_OK;
     struct kvl_buffer *out = NULL;
-    const struct kvl_cache_dims *dims = &cache->plan.dims;
-    const uint64_t bytes = (uint64_t)dims->n_kv_head * count * dims->head_dim * sizeof(float);
-    for (uint32_t h = 0; h < dims->n_kv_head; h++)
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t bytes = (uint64_t)layer->n_stream * count * layer->side[side].record.channels * sizeof(float);
+    for (uint32_t h = 0; h < layer->n_stream; h++)
         if (first < cache->plan.layer[l].sink || first + count > sealed_of(cache, l, side, h))
             return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u of head %u are)", first, first + count, sealed_of(cache, l, side, h), h);
     KVL_TRY(need_store(cache, l));
@@ -937,7 +1083,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     push(&call, KVL_BUF(cache->tables));
     push(&call, KVL_BUF(out));
     push_view(&call, cache, l, 1, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].decode_rows, dims->n_kv_head, count, 1, 1, (struct kvl_work){0}, &call));
+    KVL_TRY(launch(cache, cache->kernels[l].decode_rows, layer->n_stream, count, 1, 1, (struct kvl_work){0}, &call));
     KVL_TRY(kvl_buffer_read(out, 0, bytes, rows));
 done:
     kvl_buffer_free(&out);
@@ -948,8 +1094,8 @@ kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t l, enum kvl_sid
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t k_slots = layer->side[KVL_SIDE_K].slots, slots = layer->side[side].slots;
-    if (page >= slots || head >= cache->plan.dims.n_kv_head) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
-    const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)cache->plan.dims.n_kv_head * k_slots;
+    if (page >= slots || head >= layer->n_stream) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
+    const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)layer->n_stream * k_slots;
     const uint64_t address = cache->plan.page_address[layer->table_offset + before + (uint64_t)head * slots + page];
-    return kvl_buffer_read(cache->slab[cache->plan.evicts ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
+    return kvl_buffer_read(cache->slab[kvl_pages_by_layer(&cache->plan) ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
 }

@@ -38,13 +38,14 @@ static kvl_status append_body(struct kvl_text *text, const struct kvl_side_plan 
     kvl_status status = KVL_OK;
     const struct kvl_codec *codec = side->codec;
     struct define_context context = {.text = text};
-    KVL_TRY(kvl_text_printf(text, "#define KVL_FN(name) kvl_%s_##name\n#define KVL_IS_K %d\n#define KVL_P %u\n", role, is_k, side->dims.page_tokens));
+    KVL_TRY(kvl_text_printf(text, "#define KVL_FN(name) kvl_%s_##name\n#define KVL_IS_K %d\n#define KVL_D %u\n#define KVL_P %u\n", role, is_k,
+                            side->dims.head_dim, side->dims.page_tokens));
     if (codec->defines != NULL) codec->defines(side->priv, &side->dims, emit_define, &context);
     KVL_TRY(context.status);
     KVL_TRY(kvl_text_printf(text, "#line 1 \"codec %s as %s\"\n%s\n", codec->head.name, role, codec->head.device_source));
     if (codec->defines != NULL) codec->defines(side->priv, &side->dims, emit_undef, &context);
     KVL_TRY(context.status);
-    KVL_TRY(kvl_text_printf(text, "#undef KVL_FN\n#undef KVL_IS_K\n#undef KVL_P\n"));
+    KVL_TRY(kvl_text_printf(text, "#undef KVL_FN\n#undef KVL_IS_K\n#undef KVL_D\n#undef KVL_P\n"));
 done:
     return status;
 }
@@ -68,17 +69,19 @@ done:
 static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile,
                                struct kvl_compose_target target)
 {
-    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[KVL_SIDE_V];
-    const uint32_t g = plan->dims.n_head / plan->dims.n_kv_head;
+    const bool joint = kvl_sides(&plan->dims) == 1, pre = layer->rope == KVL_STORE_PRE_ROPE;
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = joint ? k : &layer->side[KVL_SIDE_V];
+    const uint32_t g = kvl_stream_queries(plan, layer), dv = joint ? plan->dims.joint_value_dim : v->record.channels;
+    const uint32_t dq = kvl_query_dim(plan, layer), da = kvl_sum_dim(plan, layer);
     const uint32_t block = gcd(plan->shape.block, gcd(k->dims.page_tokens, v->dims.page_tokens));
     const uint32_t group = kvl_compose_group(plan, target);
-    const bool pre = layer->rope == KVL_STORE_PRE_ROPE;
-    const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0;
+    const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0 && k->record.channels % 16 == 0 && dv % 16 == 0;
     const struct {
         const char *name;
         uint32_t value;
     } sizes[] = {
-        {"D", plan->dims.head_dim}, {"H", plan->dims.n_kv_head}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
+        {"HD", plan->dims.head_dim}, {"DK", k->record.channels}, {"DV", dv}, {"DQ", dq}, {"DA", da}, {"JOINT", joint},
+        {"H", layer->n_stream}, {"HEADS", k->record.heads}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
         {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
         {"K_AUX", k->shape.aux_floats},
@@ -87,9 +90,12 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"RANKED", layer->cells != 0 && layer->pos == KVL_POS_COMPACT}, {"SLIDES", !plan->evicts && layer->pos == KVL_POS_COMPACT},
         {"K_TAIL", plan->evicts ? k->tail : 0}, {"K_UNIT", plan->evicts ? k->shape.unit : 1},
         {"V_TAIL", plan->evicts ? v->tail : 0}, {"V_UNIT", plan->evicts ? v->shape.unit : 1},
-        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre}, /* keys stored before RoPE are turned one by one */
-        {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0},
-        {"ROPE_PRE", pre}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF}, {"ROT_M", layer->rot_m},
+        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre && !k->record.rebuilt}, /* such keys are restored one by one */
+        {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0 && !joint && !v->record.rebuilt},
+        {"ROPE_PRE", pre}, {"ROPE_FIRST", plan->dims.joint_value_dim}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF},
+        {"K_ROT_M", k->rot_m}, {"K_ROT_D", k->rot_d}, {"V_ROT_M", v->rot_m}, {"V_ROT_D", v->rot_d},
+        {"K_RANK", k->projection != NULL ? k->record.channels : 0}, {"V_RANK", v->projection != NULL ? v->record.channels : 0},
+        {"K_REBUILT", k->projection != NULL && k->record.rebuilt}, {"V_REBUILT", v->projection != NULL && v->record.rebuilt},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -97,6 +103,11 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     KVL_TRY(kvl_text_printf(text, "#define KVL_QS %s\n", group == 1 ? "private" : "local"));
 done:
     return status;
+}
+
+static bool scores_new_tokens(const struct kvl_layer_plan *layer)
+{
+    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
 }
 
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
@@ -107,7 +118,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
     KVL_TRY(append_sizes(&out->sizes, plan, layer, tile, target));
     KVL_TRY(append_slabs(&out->bodies, plan->n_slabs));
     KVL_TRY(append_body(&out->bodies, &layer->side[KVL_SIDE_K], "k", true));
-    KVL_TRY(append_body(&out->bodies, &layer->side[KVL_SIDE_V], "v", false));
+    if (kvl_sides(&plan->dims) == KVL_SIDES) KVL_TRY(append_body(&out->bodies, &layer->side[KVL_SIDE_V], "v", false));
     const struct kvl_source parts[KVL_COMPOSITION_PARTS] = {
         {"sizes", out->sizes.data},
         {"platform.cl", kvl_source_text("platform.cl")},
@@ -115,7 +126,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
-        {"score", layer->running.source == KVL_RUN_STORED && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
+        {"score", scores_new_tokens(layer) && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

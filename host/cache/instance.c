@@ -39,7 +39,7 @@ static double load_double(const struct kvl_option *o, const void *priv)
 
 static void set_default(const struct kvl_option *o, void *priv)
 {
-    if (o->type == KVL_OPTION_SCORE || o->type == KVL_OPTION_NUMBERS) return; /* priv is zeroed */
+    if (kvl_option_wraps(o) || o->type == KVL_OPTION_NUMBERS) return; /* priv is zeroed */
     if (o->type == KVL_OPTION_FLOAT)
         store_double(o, priv, o->fallback);
     else
@@ -153,7 +153,7 @@ static kvl_status set_piece(const char *owner, const struct kvl_option *options,
     if (o == NULL) return fail_unknown_option(owner, options, n, &name);
     if (given[o - options]) return kvl_fail_at(&name, "give it once", "%s option %s is given twice", owner, o->name);
     given[o - options] = true;
-    if (o->type == KVL_OPTION_SCORE) return KVL_OK; /* the spec's: spec.c */
+    if (kvl_option_wraps(o)) return KVL_OK; /* the spec's: spec.c */
     return o->type == KVL_OPTION_CHOICE    ? set_choice(o, priv, &value)
            : o->type == KVL_OPTION_NUMBERS ? set_numbers(o, priv, &value)
                                            : set_number(o, priv, &value);
@@ -269,7 +269,7 @@ static kvl_status print_option(const struct kvl_instance *instance, const struct
 
 static bool is_default(const struct kvl_instance *instance, const struct kvl_option *o)
 {
-    if (o->type == KVL_OPTION_SCORE) return false;
+    if (kvl_option_wraps(o)) return false;
     if (o->type == KVL_OPTION_NUMBERS) return ((const struct kvl_numbers *)((const char *)instance->priv + o->offset))->n == 0;
     return o->type == KVL_OPTION_FLOAT ? load_double(o, instance->priv) == o->fallback
                                        : load_int(o, instance->priv) == (int32_t)o->fallback;
@@ -290,23 +290,23 @@ kvl_status kvl_instance_print_around(const struct kvl_instance *instance, bool a
         const struct kvl_option *o = &plugin->options[i];
         if (!all && is_default(instance, o)) continue;
         KVL_TRY(kvl_text_printf(out, "%s", printed++ ? "," : "("));
-        KVL_TRY(o->type == KVL_OPTION_SCORE ? kvl_text_printf(out, "%s=%s", o->name, of) : print_option(instance, o, out));
+        KVL_TRY(kvl_option_wraps(o) ? kvl_text_printf(out, "%s=%s", o->name, of) : print_option(instance, o, out));
     }
     if (printed > 0) KVL_TRY(kvl_text_printf(out, ")"));
 done:
     return status;
 }
 
-/* ---- codec calls ---- */
+/* ---- codec and projection calls ---- */
 
 /* Puts the instance's text in front of the reason that the plug-in gave. */
-static kvl_status refused(const struct kvl_instance *codec)
+static kvl_status refused(const struct kvl_instance *instance)
 {
     char reason[512];
     struct kvl_text name = {0};
     snprintf(reason, sizeof reason, "%s", *kvl_error_text() ? kvl_error_text() : "refused without a reason");
     kvl_error_clear();
-    kvl_status status = kvl_instance_print(codec, false, &name);
+    kvl_status status = kvl_instance_print(instance, false, &name);
     if (status == KVL_OK) status = kvl_fail(KVL_E_USAGE, "%s: %s", name.data, reason);
     kvl_text_free(&name);
     return status;
@@ -330,4 +330,16 @@ kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint
     *out = (struct kvl_codec_bytes){0};
     kvl_error_clear();
     return plugin->bytes(codec->priv, &dims, n, out) == 0 ? KVL_OK : refused(codec);
+}
+
+kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, struct kvl_projection_shape *out)
+{
+    const struct kvl_projection *plugin = (const struct kvl_projection *)projection->plugin;
+    const struct kvl_projection_dims dims = {sizeof dims, role, head_dim, 0};
+    *out = (struct kvl_projection_shape){.struct_size = sizeof *out};
+    kvl_error_clear();
+    if (plugin->shape(projection->priv, &dims, out) != 0) return refused(projection);
+    if (out->heads != 0 && out->rank >= 8 && out->rank % 8 == 0 && out->rank <= (uint64_t)out->heads * head_dim) return KVL_OK;
+    kvl_fail(KVL_E_USAGE, "rank %u of %u heads of %u channels: wanted a multiple of 8 up to their product", out->rank, out->heads, head_dim);
+    return refused(projection);
 }

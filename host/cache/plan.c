@@ -17,11 +17,41 @@ static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple -
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
 
-static uint32_t rows_of_token(const struct kvl_cache_plan *plan) { return plan->dims.n_head / plan->dims.n_kv_head; }
+int kvl_sides(const struct kvl_cache_dims *dims) { return dims->joint_value_dim != 0 ? 1 : KVL_SIDES; }
 
-uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan)
+bool kvl_layer_projects(const struct kvl_layer_plan *layer)
 {
-    const uint32_t rows = rows_of_token(plan);
+    return layer->side[KVL_SIDE_K].projection != NULL || layer->side[KVL_SIDE_V].projection != NULL;
+}
+
+uint32_t kvl_stream_queries(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer) { return plan->dims.n_head / layer->n_stream; }
+
+uint32_t kvl_query_dim(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const struct kvl_stream_record *record = &layer->side[KVL_SIDE_K].record;
+    return record->rebuilt ? plan->dims.head_dim : record->channels;
+}
+
+uint32_t kvl_output_dim(const struct kvl_cache_dims *dims) { return dims->joint_value_dim != 0 ? dims->joint_value_dim : dims->head_dim; }
+
+uint32_t kvl_sum_dim(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const struct kvl_stream_record *record = &layer->side[KVL_SIDE_V].record;
+    return kvl_sides(&plan->dims) == 1 || record->rebuilt ? kvl_output_dim(&plan->dims) : record->channels;
+}
+
+uint32_t kvl_stage_row(const struct kvl_cache_dims *dims) { return (dims->n_head + (uint32_t)kvl_sides(dims) * dims->n_kv_head) * dims->head_dim; }
+
+uint32_t kvl_records_row(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    uint32_t row = plan->dims.n_head * kvl_query_dim(plan, layer);
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) row += layer->n_stream * layer->side[s].record.channels;
+    return row;
+}
+
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const uint32_t rows = kvl_stream_queries(plan, layer);
     return rows >= plan->shape.rows ? 1 : plan->shape.rows / rows;
 }
 
@@ -65,7 +95,15 @@ uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body)
 
 const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
 {
-    return side->table == NULL ? NULL : side->table + (size_t)h * side->shape.table_floats;
+    return side->table == NULL || side->shape.table_floats == 0 ? NULL : side->table + (size_t)h * side->shape.table_floats;
+}
+
+kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl_side_plan *side, uint32_t h, float *down, float *up)
+{
+    const struct kvl_projection *projection = (const struct kvl_projection *)side->projection->plugin;
+    const struct kvl_projection_dims of_rows = {.struct_size = sizeof of_rows, .role = side->dims.role, .head_dim = dims->head_dim};
+    if (projection->matrices(side->projection->priv, &of_rows, side->table + (size_t)h * side->record.table_floats, down, up) == 0) return KVL_OK;
+    return kvl_fail(KVL_E_VERIFY, "projection %s: no matrices for stream %u", projection->head.name, h);
 }
 
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
@@ -105,16 +143,17 @@ static kvl_status token_share(const struct kvl_side_plan *side, uint64_t *bytes,
 }
 
 /* Page size: the smallest multiple of what the codec asks for that is at least PAGE_TOKENS. */
-static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role, uint32_t head_dim)
+static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role)
 {
+    const uint32_t channels = side->record.channels;
     side->codec = (const struct kvl_codec *)instance->plugin;
-    if (head_dim % 8 != 0) return kvl_fail(KVL_E_UNSUPPORTED, "head_dim %u: kernels read 8 channels at a time, so it must be a multiple of 8", head_dim);
+    if (channels % 8 != 0) return kvl_fail(KVL_E_UNSUPPORTED, "head_dim %u: kernels read 8 channels at a time, so it must be a multiple of 8", channels);
     side->priv = instance->priv;
-    side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = head_dim};
+    side->dims = (struct kvl_codec_dims){.struct_size = sizeof side->dims, .role = role, .head_dim = channels};
     for (int pass = 0; pass < 2; pass++) { /* the first asks for the multiple, the second for the size */
         side->shape = (struct kvl_codec_shape){.struct_size = sizeof side->shape};
         if (side->codec->shape(side->priv, &side->dims, &side->shape) != 0)
-            return kvl_fail(KVL_E_USAGE, "codec %s does not fit head_dim %u", side->codec->head.name, head_dim);
+            return kvl_fail(KVL_E_USAGE, "codec %s does not fit %u channels", side->codec->head.name, channels);
         if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
     if (side->shape.stream_bytes != 0)
@@ -126,15 +165,17 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
 }
 
 /* Finds the streams of layer l in the spec's table. */
-static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl_layer_spec *spec, uint32_t l, int s, struct kvl_side_plan *side)
+static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl_layer_spec *spec, uint32_t l, int s, uint32_t n_stream,
+                             struct kvl_side_plan *side)
 {
     const struct kvl_table *table = &spec->table;
-    if (side->shape.table_floats == 0 || table->values[s] == NULL) return KVL_OK;
-    if (table->n_layer != dims->n_layer || table->n_kv_head != dims->n_kv_head || table->n[s] != side->shape.table_floats)
-        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers of %u heads with %u numbers each; codec %s wants %u, %u and %u here: calibrate with this model",
-                        spec->table_path, table->n_layer, table->n_kv_head, table->n[s], side->codec->head.name, dims->n_layer, dims->n_kv_head,
-                        side->shape.table_floats);
-    side->table = table->values[s] + (size_t)l * dims->n_kv_head * table->n[s];
+    const uint32_t n = side->projection != NULL ? side->record.table_floats : side->shape.table_floats;
+    if (n == 0 || table->values[s] == NULL) return KVL_OK;
+    if (table->n_layer != dims->n_layer || table->n_stream != n_stream || table->n[s] != n)
+        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers of %u streams with %u numbers each; %s wants %u, %u and %u here: calibrate with this model",
+                        spec->table_path, table->n_layer, table->n_stream, table->n[s],
+                        side->projection != NULL ? side->projection->plugin->name : side->codec->head.name, dims->n_layer, n_stream, n);
+    side->table = table->values[s] + (size_t)l * n_stream * n;
     return KVL_OK;
 }
 
@@ -150,6 +191,56 @@ static kvl_status plan_window(const struct kvl_cache_plan *plan, const struct kv
                                        "leave all_layers out");
 }
 
+/* What records are made of; both sides take the same heads together. */
+static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_dims *dims = &plan->dims;
+    const bool joint = kvl_sides(dims) == 1;
+    if (joint && kvl_spec_projects(spec))
+        return kvl_fail(KVL_E_UNSUPPORTED, "the model stores one latent row for keys and values already: give its codec without a projection");
+    for (int s = 0; s < kvl_sides(dims); s++) {
+        struct kvl_side_plan *side = &layer->side[s];
+        side->projection = spec->projection[s].plugin != NULL ? &spec->projection[s] : NULL;
+        KVL_TRY(kvl_spec_stream_record(spec, s, dims->head_dim, &side->record));
+        side->rot_d = joint ? dims->joint_value_dim : side->record.channels;
+        KVL_TRY(kvl_rotation_size(spec->rot, side->rot_d, &side->rot_m));
+        side->exact_row_bytes = (uint64_t)side->record.channels * (plan->config.exact ? 4 : 2);
+    }
+    const uint32_t heads = layer->side[KVL_SIDE_K].record.heads;
+    if (!joint && heads != layer->side[KVL_SIDE_V].record.heads)
+        return kvl_fail(KVL_E_USAGE, "keys of %u heads and values of %u share records: give both sides the same number of heads", heads,
+                        layer->side[KVL_SIDE_V].record.heads);
+    if (dims->n_kv_head % heads != 0)
+        return kvl_fail(KVL_E_USAGE, "%u heads are to share records, and the model has %u kv heads: use a divisor", heads, dims->n_kv_head);
+    if (heads > 1 && spec->n_keep != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "keep= chooses tokens for each kv head, and here %u heads share records: use one head", heads);
+    if ((joint || kvl_layer_projects(layer)) && (layer->score != NULL || (spec->pos == KVL_POS_COMPACT && spec->window != 0)))
+        return kvl_fail(KVL_E_UNSUPPORTED, "when=every:N, when=full and window= with pos=compact need keys as the model made them, and here latents are "
+                                           "stored: use when=prefill, or pos=keep");
+    layer->n_stream = dims->n_kv_head / heads;
+done:
+    return status;
+}
+
+/* A joint row has one codec. */
+static kvl_status check_joint(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text k = {0}, v = {0};
+    if (kvl_sides(&plan->dims) == KVL_SIDES) return KVL_OK;
+    KVL_TRY(kvl_instance_print(&spec->codec[KVL_SIDE_K], true, &k));
+    KVL_TRY(kvl_instance_print(&spec->codec[KVL_SIDE_V], true, &v));
+    if (strcmp(k.data, v.data) != 0 || spec->tail[KVL_SIDE_K] != spec->tail[KVL_SIDE_V])
+        status = kvl_fail(KVL_E_USAGE, "the model keeps one row of %u channels for keys and values: give kv= and tail=, not one side's", plan->dims.head_dim);
+    else if (spec->n_keep != 0)
+        status = kvl_fail(KVL_E_UNSUPPORTED, "keep= scores keys and values of heads, and the model keeps one latent row for them: leave keep= and budget= out");
+done:
+    kvl_text_free(&k);
+    kvl_text_free(&v);
+    return status;
+}
+
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
     const struct kvl_cache_config *config = &plan->config;
@@ -161,13 +252,14 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     layer->korder = spec->korder;
     layer->rot = spec->rot;
     layer->rot_seed = spec->rot_seed;
-    KVL_TRY(kvl_rotation_size(spec->rot, plan->dims.head_dim, &layer->rot_m));
     if (spec->n_keep != 0 && !layer->slides && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
-    for (int s = 0; s < KVL_SIDES; s++) {
+    KVL_TRY(check_joint(plan, spec));
+    KVL_TRY(plan_records(plan, spec, layer));
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
-        KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], plan->dims.head_dim));
-        KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, side));
+        KVL_TRY(plan_pages(side, &spec->codec[s], roles[s]));
+        KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, layer->n_stream, side));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
         if (side->tail < side->shape.tail_min)
             return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
@@ -177,11 +269,10 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         if (kept > layer->ring) layer->ring = kept;
         KVL_TRY(check_fake_quant(config, layer, side));
         KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
-        layer->token_bytes += side->token_bytes * plan->dims.n_kv_head;
-        layer->token_scale_bytes += scale_bytes * plan->dims.n_kv_head;
+        layer->token_bytes += side->token_bytes * layer->n_stream;
+        layer->token_scale_bytes += scale_bytes * layer->n_stream;
     }
     if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
-    layer->exact_row_bytes = (uint64_t)plan->dims.head_dim * (config->exact ? 4 : 2);
 done:
     return status;
 }
@@ -216,7 +307,7 @@ static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, stru
     const struct kvl_cache_config *config = &plan->config;
     uint32_t tokens = config->n_ctx, sliding = layer->window + kvl_cache_ubatch(config) - 1;
     if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens));
-    for (int s = 0; s < KVL_SIDES; s++) {
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint32_t body = tokens - layer->sink;
         if (layer->window != 0 && body > sliding) body = sliding;
@@ -274,16 +365,16 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->table_offset = plan->n_entries;
-        for (int s = 0; s < KVL_SIDES; s++) plan->n_entries += (uint64_t)layer->side[s].slots * plan->dims.n_kv_head;
-        if (plan->evicts) plan->n_entries += plan->dims.n_kv_head;
-        if (layer->cells != 0) plan->n_entries += plan->dims.n_kv_head;
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) plan->n_entries += (uint64_t)layer->side[s].slots * layer->n_stream;
+        if (plan->evicts) plan->n_entries += layer->n_stream;
+        if (layer->cells != 0) plan->n_entries += layer->n_stream;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
-    plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
-    if (plan->evicts) goto done;
+    plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
+    if (kvl_pages_by_layer(plan)) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
-        for (int s = 0; s < KVL_SIDES; s++)
-            for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
+        for (int s = 0; s < kvl_sides(&plan->dims); s++)
+            for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
 done:
     return status;
 }
@@ -291,32 +382,64 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, cells = 0;
+    uint64_t numbers = 0, scores = 0;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
-        if (layer->cells > cells) cells = layer->cells;
+        layer->raw_offset = scores;
+        scores += (uint64_t)plan->dims.n_head * layer->cells;
     }
-    plan->evicts_decoding = cells != 0;
+    plan->evicts_decoding = scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
-    plan->raw_bytes = plan->dims.n_head * cells * sizeof(float);
+    plan->raw_bytes = scores * sizeof(float);
 }
 
-/* Rotations, each once, and calibration tables. */
+/* The side before (layer l, side s) with the same rotation; itself if there is none. */
+static struct kvl_side_plan *first_rotated(struct kvl_cache_plan *plan, uint32_t l, int s)
+{
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    for (uint32_t i = 0; i <= l; i++)
+        for (int t = 0; t < (i < l ? kvl_sides(&plan->dims) : s); t++) {
+            const struct kvl_layer_plan *other = &plan->layer[i];
+            if (other->rot == layer->rot && other->rot_seed == layer->rot_seed && other->side[t].rot_d == layer->side[s].rot_d) return &plan->layer[i].side[t];
+        }
+    return &plan->layer[l].side[s];
+}
+
+/* Rotations, each once, calibration tables and projections. */
 static void place_tables(struct kvl_cache_plan *plan)
 {
-    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
-        struct kvl_layer_plan *layer = &plan->layer[l];
-        uint32_t same = 0;
-        while (plan->layer[same].rot != layer->rot || plan->layer[same].rot_seed != layer->rot_seed) same++;
-        layer->rotation_offset = same < l ? plan->layer[same].rotation_offset : plan->n_table_floats;
-        if (same == l) plan->n_table_floats += 2ull * layer->rot_m * layer->rot_m;
-        for (int s = 0; s < KVL_SIDES; s++) {
-            layer->side[s].table_offset = plan->n_table_floats;
-            plan->n_table_floats += (uint64_t)layer->side[s].shape.table_floats * plan->dims.n_kv_head;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+            const uint64_t streams = plan->layer[l].n_stream;
+            struct kvl_side_plan *side = &plan->layer[l].side[s], *same = first_rotated(plan, l, s);
+            side->rotation_offset = same != side ? same->rotation_offset : plan->n_table_floats;
+            if (same == side) plan->n_table_floats += 2ull * side->rot_m * side->rot_m;
+            side->table_offset = plan->n_table_floats;
+            plan->n_table_floats += streams * side->shape.table_floats;
+            side->projection_offset = plan->n_table_floats;
+            if (side->projection != NULL) plan->n_table_floats += streams * 2 * side->record.heads * plan->dims.head_dim * side->record.channels;
         }
+}
+
+/* Scratch of attention and of projections; layers take turns. */
+static void plan_scratch(struct kvl_cache_plan *plan)
+{
+    const uint64_t u = kvl_cache_ubatch(&plan->config);
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &plan->layer[l];
+        const uint32_t group = kvl_stream_queries(plan, layer), sum_dim = kvl_sum_dim(plan, layer); /* splits x rows of a tile: cache.c, split_count */
+        const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
+        const uint64_t partial = rows * (sum_dim + 2) * sizeof(float), records = u * kvl_records_row(plan, layer) * sizeof(float),
+                       sums = u * plan->dims.n_head * sum_dim * sizeof(float);
+        if (partial > plan->partial_bytes) plan->partial_bytes = partial;
+        if (!kvl_layer_projects(layer)) continue;
+        if (records > plan->record_bytes) plan->record_bytes = records;
+        if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
+    plan->status_bytes = 16;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->record_bytes + plan->sum_bytes;
 }
 
 static void sum_bytes(struct kvl_cache_plan *plan)
@@ -325,16 +448,15 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->exact_offset = plan->exact_bytes;
-        plan->exact_bytes += (uint64_t)KVL_SIDES * plan->dims.n_kv_head * (layer->sink + layer->ring) * layer->exact_row_bytes;
+        for (int s = 0; s < kvl_sides(&plan->dims); s++)
+            plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->ring) * layer->side[s].exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    const uint32_t group = rows_of_token(plan); /* splits x rows of a tile: cache.c, split_count */
-    const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
-    plan->partial_bytes = rows * (plan->dims.head_dim + 2) * sizeof(float);
-    plan->status_bytes = 16;
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->n_table_floats * sizeof(float);
-    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes;
+    plan_scratch(plan);
 }
+
+bool kvl_pages_by_layer(const struct kvl_cache_plan *plan) { return plan->evicts && !plan->evicts_decoding; }
 
 uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
 {
@@ -357,15 +479,15 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
         const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
         const kvl_status status = layer_target(plan, l, plan->config.n_ctx, &layer->kept);
         if (status != KVL_OK) return status;
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < kvl_sides(dims); s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint64_t pages =
-                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
-            plan->resident_bytes += dims->n_kv_head * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+                round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
+            if (kvl_pages_by_layer(plan)) plan->resident_bytes += layer->n_stream * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
     const uint32_t most = kvl_rope_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
-    const uint64_t pages = KVL_SIDES * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
+    const uint64_t pages = (uint64_t)kvl_sides(dims) * dims->n_kv_head * (round_up(most, PAGE_TOKENS) / PAGE_TOKENS);
     plan->prompt_bytes = pages * (PAGE_TOKENS * dims->head_dim * (plan->config.exact ? 4ull : 2ull) + sizeof(uint64_t));
     return KVL_OK;
 }
@@ -417,9 +539,9 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         const uint32_t n = positions_of(out, &out->layer[l]);
         if (n > out->n_position) out->n_position = n;
     }
+    place_index(out);
     KVL_TRY(place_all(out));
     place_tables(out);
-    place_index(out);
     sum_bytes(out);
     if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));

@@ -1,7 +1,8 @@
 /* The byte planner: what a cache will reserve, to the byte, before anything is allocated. The cache allocates from the plan, so that
  * reserved = plan = ledger = sum of CL_MEM_SIZE.
  *
- * A stream is one (layer, kv head). Each side (K, V) has sink rows and tail rows in full precision and a body of pages. */
+ * A stream is what shares records: one kv head of a layer, or several that a projection takes together. Each side (K, V) has sink rows and tail rows
+ * in full precision and a body of pages. */
 #ifndef KVL_PLAN_H
 #define KVL_PLAN_H
 #include "device.h"
@@ -18,6 +19,9 @@ struct kvl_cache_dims {
     uint32_t n_layer, n_head, n_kv_head, head_dim;
     uint32_t window, full_every; /* layers slide by themselves over `window` tokens (0: none does) unless their number, from 1, is a multiple of
                                   * full_every */
+    uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
+                               * the others */
+    float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
 };
 /* Tokens that layer l's queries see by the model's own rule, 0 = all. */
 uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l);
@@ -40,18 +44,26 @@ struct kvl_cache_limits {
 struct kvl_side_plan {
     const struct kvl_codec *codec;
     const void *priv;
-    struct kvl_codec_dims dims;      /* page_tokens = P */
+    struct kvl_codec_dims dims;      /* head_dim: channels of the record; page_tokens = P */
     struct kvl_codec_shape shape;
     uint64_t page_bytes, alignment;  /* block, padded to its alignment, at least 16 */
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
-    uint64_t table_offset;           /* of the calibration tables [H][shape.table_floats] in the tables, floats */
-    const float *table;              /* their values, borrowed from the spec; NULL if they are not loaded, there are none, or a prompt makes them */
+    uint64_t table_offset;           /* of the calibration tables [streams][shape.table_floats] in the tables, floats */
+    const float *table;              /* values of the codec's or the projection's, borrowed from the spec; NULL if they are not loaded, there are none,
+                                        or a prompt makes them */
+    const struct kvl_instance *projection; /* borrowed from the spec; NULL: records are rows */
+    struct kvl_stream_record record;
+    uint64_t projection_offset;      /* of its matrices [streams][2][heads * D * rank] in the tables, floats */
+    uint32_t rot_d, rot_m;           /* channels that are rotated, and of them the size of the dense factor: rotation.h; m 0 = none */
+    uint64_t rotation_offset;        /* of its matrices in the tables, floats; equal rotations share them */
+    uint64_t exact_row_bytes;        /* one exact row of a stream */
 };
 
 struct kvl_layer_plan {
-    struct kvl_side_plan side[KVL_SIDES];
+    struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
+    uint32_t n_stream;               /* H, or less where a projection takes heads together */
     uint32_t sink, ring, window;     /* exact rows: sink + ring */
     bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
     uint32_t rank;                   /* number among the layers that the spec's budget is for */
@@ -59,17 +71,14 @@ struct kvl_layer_plan {
     enum kvl_key_order korder;
     enum kvl_rotation rot;
     uint64_t rot_seed;
-    uint32_t rot_m;                  /* size of the dense factor: rotation.h; 0 = none */
-    uint64_t rotation_offset;        /* of its matrices in the tables, floats; layers with the same rotation share them */
-    uint64_t exact_row_bytes;        /* one exact row of one side and head */
     uint64_t exact_offset;           /* of this layer in the exact buffer */
-    uint64_t table_offset;           /* of this layer in the page table, entries: K [H][slots], V [H][slots], shift [H] if it evicts, spin [H] if it
-                                        evicts while decoding */
+    uint64_t table_offset;           /* of this layer in the page table, entries: K [streams][slots], V the same, shift [streams] if it evicts, spin
+                                        [streams] if it evicts while decoding */
     enum kvl_positions pos;
     const struct kvl_score *score;   /* where tokens go while others are decoded: their score and what it said of itself; else NULL and {0} */
     struct kvl_score_running running;
     uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
-    uint64_t index_offset;           /* of them in the token index, numbers */
+    uint64_t index_offset, raw_offset; /* of them in the token index, of its queries' scores in `raw`: numbers */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -88,9 +97,9 @@ struct kvl_cache_plan {
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
-    uint64_t index_bytes, raw_bytes; /* token index (class index); newest query's scores, shared by the layers (scratch) */
+    uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
     bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
-                                        it); pages come with the counts */
+                                        it) */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -98,6 +107,7 @@ struct kvl_cache_plan {
     uint64_t n_entries;
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
+    uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
     uint64_t bytes_per_token;
     uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
     uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
@@ -118,21 +128,39 @@ void kvl_cache_plan_free(struct kvl_cache_plan *plan);
 /* Tokens the cache really takes at once: config.ubatch, less under P1 with a window (where the result does not depend on it). */
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
 
+/* Whether a layer's pages come when a prompt's counts are known: of caches that evict, but not while decoding, which bounds them beforehand. */
+bool kvl_pages_by_layer(const struct kvl_cache_plan *plan);
+
 /* Tokens a layer is to keep of `n_token` seen, the first n_prompt of which were the prompt; UINT32_MAX: none goes at this step. */
 kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_token, uint32_t n_prompt, uint32_t *target);
 
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);
+/* 2, or 1 where key and value are one row. */
+int kvl_sides(const struct kvl_cache_dims *dims);
+/* Whether records are made from the layer's rows by a projection, in a buffer of their own. */
+bool kvl_layer_projects(const struct kvl_layer_plan *layer);
+/* Query heads that read a stream. */
+uint32_t kvl_stream_queries(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
+/* Channels of a query row, and of a sum of values, as attention has them: those of a record, or of a head where rows are rebuilt; of an output row. */
+uint32_t kvl_query_dim(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
+uint32_t kvl_sum_dim(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
+uint32_t kvl_output_dim(const struct kvl_cache_dims *dims);
+/* Floats of a token in the stage, and in the buffer of query rows and records. */
+uint32_t kvl_stage_row(const struct kvl_cache_dims *dims);
+uint32_t kvl_records_row(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
 /* Tokens of a prefill tile. */
-uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan);
+uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
 
 /* Tokens of a side that are sealed once `end` tokens are there and `sealed` were (sinks included in all three). */
 uint32_t kvl_sealed_after(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t sealed, uint32_t end);
 /* Of `body` sealed body tokens, those that the pages of a stream still hold: a window's ring forgets the oldest. */
 uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
 
-/* Calibration table of head h; NULL if there is none. */
+/* Calibration table of the codec for stream h; NULL if there is none. */
 const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h);
+/* Matrices of the projection of stream h, [heads * D][rank]. The side has one, and its table. */
+kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl_side_plan *side, uint32_t h, float *down, float *up);
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);

@@ -50,7 +50,7 @@ static const struct kvl_layer_plan *layer_of(const struct kvl_prompt *p, uint32_
 
 static uint32_t stride_of(const struct kvl_prompt *p)
 {
-    return (dims_of(p)->n_head + 2 * dims_of(p)->n_kv_head) * dims_of(p)->head_dim;
+    return kvl_stage_row(dims_of(p));
 }
 
 static kvl_status new_rows(struct kvl_prompt *p, uint32_t n_row)
@@ -125,7 +125,7 @@ void kvl_prompt_observe(struct kvl_prompt *p, const struct kvl_prompt_observer *
 static const struct kvl_side_plan *learner(const struct kvl_prompt *p, int side)
 {
     const struct kvl_side_plan *plan = &layer_of(p, p->layer)->side[side];
-    return plan->table == NULL && KVL_CODEC_HAS(plan->codec, learn) ? plan : NULL;
+    return side < kvl_sides(dims_of(p)) && plan->table == NULL && KVL_CODEC_HAS(plan->codec, learn) ? plan : NULL;
 }
 
 /* A layer that slides by itself has no scores. */

@@ -27,23 +27,41 @@ static void rope_row(float *x, struct kvl_rope rope, uint32_t position)
 /* How rows of one side become records, and back. */
 struct form {
     const struct kvl_layer_plan *layer;
-    uint32_t head_dim;
+    const struct kvl_side_plan *side;
+    uint32_t head_dim, heads, rope_first; /* a row: `heads` heads of head_dim channels */
     bool is_key;
     struct kvl_rope rope;
-    float *matrix; /* the rotation's and its transpose; NULL without one */
-    float *row;    /* [D] */
+    float *matrix;     /* the rotation's and its transpose; NULL without one */
+    float *down, *up;  /* [streams][heads * D][rank]; NULL without a projection */
+    float *row;        /* [heads * D] */
 };
 
-static kvl_status form_open(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, struct kvl_rope rope, struct form *form)
+static size_t row_size(const struct form *form) { return (size_t)form->heads * form->head_dim; }
+static size_t matrix_size(const struct form *form) { return row_size(form) * form->side->record.channels; }
+
+static kvl_status form_open(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side s, struct kvl_rope rope, struct form *form)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
-    const uint32_t d = plan->dims.head_dim, m = layer->rot_m;
-    *form = (struct form){.layer = layer, .head_dim = d, .is_key = side == KVL_SIDE_K, .rope = rope};
-    KVL_TRY(kvl_alloc(&form->row, d, sizeof *form->row));
-    if (m == 0) goto done;
-    KVL_TRY(kvl_alloc(&form->matrix, 2 * (size_t)m * m, sizeof *form->matrix));
-    KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, d, m, form->matrix));
+    const struct kvl_side_plan *side = &layer->side[s];
+    const size_t m = side->rot_m;
+    *form = (struct form){.layer = layer,
+                          .side = side,
+                          .head_dim = plan->dims.head_dim,
+                          .heads = side->record.heads,
+                          .rope_first = plan->dims.joint_value_dim,
+                          .is_key = s == KVL_SIDE_K,
+                          .rope = rope};
+    KVL_TRY(kvl_alloc(&form->row, row_size(form), sizeof *form->row));
+    if (m != 0) {
+        KVL_TRY(kvl_alloc(&form->matrix, 2 * m * m, sizeof *form->matrix));
+        KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, side->rot_d, side->rot_m, form->matrix));
+    }
+    if (side->projection == NULL) goto done;
+    KVL_TRY(kvl_alloc(&form->down, layer->n_stream * matrix_size(form), sizeof *form->down));
+    KVL_TRY(kvl_alloc(&form->up, layer->n_stream * matrix_size(form), sizeof *form->up));
+    for (uint32_t h = 0; h < layer->n_stream; h++)
+        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, form->down + h * matrix_size(form), form->up + h * matrix_size(form)));
 done:
     return status;
 }
@@ -51,31 +69,65 @@ done:
 static void form_close(struct form *form)
 {
     kvl_free(&form->matrix);
+    kvl_free(&form->down);
+    kvl_free(&form->up);
     kvl_free(&form->row);
 }
 
-static kvl_status to_record(const struct form *form, uint32_t position, float *x)
+/* form->row of stream h, through its matrix, to record. */
+static void project(const struct form *form, uint32_t h, float *record)
 {
-    const struct kvl_layer_plan *layer = form->layer;
-    if (form->is_key) {
-        if (layer->rope == KVL_STORE_POST_ROPE) rope_row(x, form->rope, position);
-        memcpy(form->row, x, form->head_dim * sizeof *x);
-        for (uint32_t c = 0; c < form->head_dim; c++) x[c] = form->row[kvl_key_channel(layer->korder, form->rope.rope_dim, c)];
+    const uint32_t rank = form->side->record.channels;
+    const float *down = form->down + h * matrix_size(form);
+    for (uint32_t r = 0; r < rank; r++) {
+        record[r] = 0.0f;
+        for (size_t i = 0; i < row_size(form); i++) record[r] = fmaf(form->row[i], down[i * rank + r], record[r]);
     }
-    return form->matrix ? kvl_rotate(form->matrix, layer->rot_m, form->head_dim, x) : KVL_OK;
 }
 
-/* The key after RoPE, or the value, as it was before to_record. */
-static kvl_status from_record(const struct form *form, uint32_t position, float *x)
+static void unproject(const struct form *form, uint32_t h, const float *record, float *row)
+{
+    const uint32_t rank = form->side->record.channels;
+    const float *up = form->up + h * matrix_size(form);
+    for (size_t i = 0; i < row_size(form); i++) {
+        row[i] = 0.0f;
+        for (uint32_t r = 0; r < rank; r++) row[i] = fmaf(record[r], up[i * rank + r], row[i]);
+    }
+}
+
+/* The record of stream h's row x at a position. */
+static kvl_status to_record(const struct form *form, uint32_t h, uint32_t position, const float *x, float *record)
+{
+    const struct kvl_layer_plan *layer = form->layer;
+    const uint32_t d = form->head_dim, first = form->rope_first;
+    memcpy(form->row, x, row_size(form) * sizeof *x);
+    for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
+        float *head = form->row + i * d;
+        if (layer->rope == KVL_STORE_POST_ROPE) rope_row(head + first, form->rope, position);
+        memcpy(record, head, d * sizeof *x);
+        for (uint32_t c = first; c < d; c++) head[c] = record[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)];
+    }
+    if (form->down != NULL) project(form, h, record);
+    else memcpy(record, form->row, row_size(form) * sizeof *x);
+    return form->matrix ? kvl_rotate(form->matrix, form->side->rot_m, form->side->rot_d, record) : KVL_OK;
+}
+
+/* The keys after RoPE, or the values, that a record stands for; record is used up. */
+static kvl_status from_record(const struct form *form, uint32_t h, uint32_t position, float *record, float *row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = form->layer;
-    const size_t m = layer->rot_m;
-    if (form->matrix != NULL) KVL_TRY(kvl_rotate(form->matrix + m * m, layer->rot_m, form->head_dim, x));
-    if (!form->is_key) goto done;
-    memcpy(form->row, x, form->head_dim * sizeof *x);
-    for (uint32_t c = 0; c < form->head_dim; c++) x[kvl_key_channel(layer->korder, form->rope.rope_dim, c)] = form->row[c];
-    if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(x, form->rope, position);
+    const size_t m = form->side->rot_m;
+    const uint32_t d = form->head_dim, first = form->rope_first;
+    if (form->matrix != NULL) KVL_TRY(kvl_rotate(form->matrix + m * m, form->side->rot_m, form->side->rot_d, record));
+    if (form->up != NULL) unproject(form, h, record, row);
+    else memcpy(row, record, row_size(form) * sizeof *row);
+    for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
+        float *head = row + i * d;
+        memcpy(form->row, head, d * sizeof *row);
+        for (uint32_t c = first; c < d; c++) head[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)] = form->row[c];
+        if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(head + first, form->rope, position);
+    }
 done:
     return status;
 }
@@ -84,21 +136,26 @@ kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t l, 
                                  struct kvl_rope rope, float *records)
 {
     kvl_status status = KVL_OK;
-    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const uint32_t streams = plan->layer[l].n_stream;
     struct form form;
+    float *record = NULL; /* as long as a row, for the order of channels */
     KVL_TRY(form_open(plan, l, side, rope, &form));
-    memcpy(records, x, (size_t)n_tokens * heads * d * sizeof *x);
-    for (size_t row = 0; row < (size_t)n_tokens * heads; row++)
-        KVL_TRY(to_record(&form, (uint32_t)(row / heads), records + row * d));
+    KVL_TRY(kvl_alloc(&record, row_size(&form), sizeof *record));
+    const size_t channels = form.side->record.channels;
+    for (size_t i = 0; i < (size_t)n_tokens * streams; i++) {
+        KVL_TRY(to_record(&form, (uint32_t)(i % streams), (uint32_t)(i / streams), x + i * row_size(&form), record));
+        memcpy(records + i * channels, record, channels * sizeof *record);
+    }
 done:
+    kvl_free(&record);
     form_close(&form);
     return status;
 }
 
 /* ---- codes ---- */
 
-/* One head: encodes tokens sink .. T-1 page by page and decodes them again. x and decoded have a stride of H*D floats a token. */
-static kvl_status round_trip_head(const struct kvl_side_plan *side, const float *table, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
+/* One stream: encodes tokens sink .. T-1 page by page and decodes them again. x and decoded have `stride` floats a token. */
+static kvl_status round_trip_stream(const struct kvl_side_plan *side, const float *table, uint32_t n_tokens, size_t stride, const float *x, float *decoded,
                                   uint8_t *block, float *rows)
 {
     const uint32_t page = side->dims.page_tokens, d = side->dims.head_dim;
@@ -120,16 +177,16 @@ kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t l, e
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const struct kvl_side_plan *side = &layer->side[s];
-    const uint32_t d = plan->dims.head_dim, sink = layer->sink < n_tokens ? layer->sink : n_tokens;
-    const size_t stride = (size_t)plan->dims.n_kv_head * d;
+    const uint32_t channels = side->record.channels, sink = layer->sink < n_tokens ? layer->sink : n_tokens;
+    const size_t stride = (size_t)layer->n_stream * channels;
     uint8_t *block = NULL;
     float *rows = NULL;
     KVL_TRY(kvl_alloc(&block, side->page_bytes, 1));
-    KVL_TRY(kvl_alloc(&rows, (size_t)side->dims.page_tokens * d, sizeof *rows));
+    KVL_TRY(kvl_alloc(&rows, (size_t)side->dims.page_tokens * channels, sizeof *rows));
     memcpy(decoded, records, n_tokens * stride * sizeof *decoded);
-    for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
-        float *head = decoded + sink * stride + (size_t)h * d;
-        KVL_TRY(round_trip_head(side, kvl_side_table(side, h), n_tokens - sink, stride, head, head, block, rows));
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
+        float *stream = decoded + sink * stride + (size_t)h * channels;
+        KVL_TRY(round_trip_stream(side, kvl_side_table(side, h), n_tokens - sink, stride, stream, stream, block, rows));
     }
 done:
     kvl_free(&block);
@@ -137,22 +194,29 @@ done:
     return status;
 }
 
-/* What queries read of one side in full precision and as decoded, x [T][H][D]. */
-static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x,
+/* What queries read of one side in full precision and as decoded, x [T][H][D]. turned: keys stored before RoPE are turned by it. */
+static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, bool turned, uint32_t n_tokens, const float *x,
                             struct kvl_rope rope, float *exact, float *coded)
 {
     kvl_status status = KVL_OK;
-    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const uint32_t streams = plan->layer[l].n_stream;
     struct form form;
+    float *records = NULL, *decoded = NULL;
     KVL_TRY(form_open(plan, l, side, rope, &form));
-    KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
-    for (size_t i = 0; i < (size_t)n_tokens * heads * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
-    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, exact, coded));
-    for (size_t row = 0; row < (size_t)n_tokens * heads; row++) {
-        KVL_TRY(from_record(&form, (uint32_t)(row / heads), exact + row * d));
-        KVL_TRY(from_record(&form, (uint32_t)(row / heads), coded + row * d));
+    const size_t channels = form.side->record.channels, n_records = (size_t)n_tokens * streams;
+    KVL_TRY(kvl_alloc(&records, n_records * channels, sizeof *records));
+    KVL_TRY(kvl_alloc(&decoded, n_records * channels, sizeof *decoded));
+    KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, records));
+    for (size_t i = 0; i < n_records * channels; i++) records[i] = exact_value(plan, &plan->layer[l], records[i]);
+    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, records, decoded));
+    for (size_t i = 0; i < n_records; i++) {
+        const uint32_t h = (uint32_t)(i % streams), position = turned ? (uint32_t)(i / streams) : 0; /* RoPE leaves position 0 as it is */
+        KVL_TRY(from_record(&form, h, position, records + i * channels, exact + i * row_size(&form)));
+        KVL_TRY(from_record(&form, h, position, decoded + i * channels, coded + i * row_size(&form)));
     }
 done:
+    kvl_free(&records);
+    kvl_free(&decoded);
     form_close(&form);
     return status;
 }
@@ -176,30 +240,32 @@ static const float *row_of(const struct sources *source, const struct kvl_layer_
 }
 
 /* q . k. slid: tokens that a window has slid past the key, if its place counts and not its position (pos=compact). */
-static double score(const float *q, const float *k, uint32_t d, struct kvl_rope rope, uint32_t slid, float *room)
+static double product(const float *q, const float *k, uint32_t d, struct kvl_rope rope, uint32_t slid, float *room)
 {
     double dot = 0.0;
     memcpy(room, k, d * sizeof *k);
     if (slid != 0) rope_row(room, rope, slid);
     for (uint32_t c = 0; c < d; c++) dot += (double)q[c] * room[c];
-    return dot / sqrt((double)d);
+    return dot;
 }
 
 static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t p, uint32_t end, uint32_t h, const float *q,
                        const struct sources *k, const struct sources *v, struct kvl_rope rope, float *room, double *weight, float *out)
 {
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const double scale = plan->dims.scale != 0.0f ? plan->dims.scale : 1.0 / sqrt((double)d);
     const uint32_t k_end = encoded_end(plan, layer, &layer->side[KVL_SIDE_K], p, end);
-    const uint32_t v_end = encoded_end(plan, layer, &layer->side[KVL_SIDE_V], p, end);
+    const uint32_t v_end = encoded_end(plan, layer, &layer->side[kvl_sides(&plan->dims) - 1], p, end);
     const uint32_t start = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0;
     double top = -INFINITY, total = 0.0;
     for (uint32_t t = 0; t <= p; t++) {
         const uint32_t slid = layer->pos == KVL_POS_COMPACT && t < layer->sink && start > layer->sink ? start - layer->sink : 0;
-        weight[t] = t >= layer->sink && t < start ? -INFINITY : score(q, row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d), d, rope, slid, room);
+        const double dot = product(q, row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d), d, rope, slid, room);
+        weight[t] = t >= layer->sink && t < start ? -INFINITY : dot * scale;
         top = fmax(top, weight[t]);
     }
     for (uint32_t t = 0; t <= p; t++) total += weight[t] = exp(weight[t] - top);
-    for (uint32_t c = 0; c < d; c++) {
+    for (uint32_t c = 0; c < kvl_output_dim(&plan->dims); c++) {
         double sum = 0.0;
         for (uint32_t t = 0; t <= p; t++) sum += weight[t] * row_of(v, layer, t, v_end, ((size_t)t * heads + h) * d)[c];
         out[c] = (float)(sum / total);
@@ -212,23 +278,24 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const uint32_t d = plan->dims.head_dim, g = plan->dims.n_head / plan->dims.n_kv_head, u = kvl_cache_ubatch(&plan->config);
+    const bool joint = kvl_sides(&plan->dims) == 1;
     const size_t size = (size_t)n_tokens * plan->dims.n_kv_head * d;
     float *buffer = NULL, *query = NULL;
     double *weight = NULL;
     KVL_TRY(kvl_alloc(&buffer, 4 * size, sizeof *buffer));
     KVL_TRY(kvl_alloc(&query, 2 * (size_t)d, sizeof *query));
     KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
-    const struct sources keys = {buffer, buffer + 2 * size}, values = {buffer + size, buffer + 3 * size};
-    KVL_TRY(read_side(plan, l, KVL_SIDE_K, n_tokens, k, rope, buffer, buffer + 2 * size));
-    KVL_TRY(read_side(plan, l, KVL_SIDE_V, n_tokens, v, rope, buffer + size, buffer + 3 * size));
+    const struct sources keys = {buffer, buffer + 2 * size}, values = joint ? keys : (struct sources){buffer + size, buffer + 3 * size};
+    KVL_TRY(read_side(plan, l, KVL_SIDE_K, true, n_tokens, k, rope, buffer, buffer + 2 * size));
+    if (!joint) KVL_TRY(read_side(plan, l, KVL_SIDE_V, true, n_tokens, v, rope, buffer + size, buffer + 3 * size));
     for (uint32_t p = 0; p < n_tokens; p++) {
         uint32_t end = (p / u + 1) * u;
         if (end > n_tokens) end = n_tokens;
         for (uint32_t h = 0; h < plan->dims.n_head; h++) {
-            const size_t at = ((size_t)p * plan->dims.n_head + h) * d;
-            memcpy(query, q + at, d * sizeof *query);
-            rope_row(query, rope, p);
-            attend_one(plan, layer, p, end, h / g, query, &keys, &values, rope, query + d, weight, out + at);
+            const size_t row = (size_t)p * plan->dims.n_head + h;
+            memcpy(query, q + row * d, d * sizeof *query);
+            rope_row(query + plan->dims.joint_value_dim, rope, p);
+            attend_one(plan, layer, p, end, h / g, query, &keys, &values, rope, query + d, weight, out + row * kvl_output_dim(&plan->dims));
         }
     }
 done:
@@ -256,26 +323,6 @@ struct evict_work {
     float *query, *key;   /* [D] */
 };
 
-/* Records in full precision and as decoded, as they are before RoPE turns them when they are read. */
-static kvl_status read_unturned(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x, struct kvl_rope rope,
-                                float *exact, float *coded)
-{
-    kvl_status status = KVL_OK;
-    const uint32_t d = plan->dims.head_dim;
-    struct form form;
-    KVL_TRY(form_open(plan, l, side, rope, &form));
-    KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, exact));
-    for (size_t i = 0; i < (size_t)n_tokens * plan->dims.n_kv_head * d; i++) exact[i] = exact_value(plan, &plan->layer[l], exact[i]);
-    KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, exact, coded));
-    for (size_t row = 0; row < (size_t)n_tokens * plan->dims.n_kv_head; row++) {
-        KVL_TRY(from_record(&form, 0, exact + row * d)); /* RoPE leaves position 0 as it is */
-        KVL_TRY(from_record(&form, 0, coded + row * d));
-    }
-done:
-    form_close(&form);
-    return status;
-}
-
 /* The place's row of a side: sinks and the newest tokens in full precision. */
 static const float *held_row(const struct evict_work *w, enum kvl_side side, uint32_t h, uint32_t place)
 {
@@ -295,7 +342,7 @@ static void attend_held(struct evict_work *w, uint32_t h, uint32_t position, con
     memcpy(w->query, q, d * sizeof *q);
     rope_row(w->query, w->rope, compact ? held->n - 1 : position);
     for (uint32_t i = 0; i < held->n; i++) {
-        w->weight[i] = score(w->query, held_row(w, KVL_SIDE_K, h, i), d, w->rope, compact ? i : 0, w->key);
+        w->weight[i] = product(w->query, held_row(w, KVL_SIDE_K, h, i), d, w->rope, compact ? i : 0, w->key) / sqrt((double)d);
         top = fmax(top, w->weight[i]);
     }
     for (uint32_t i = 0; i < held->n; i++) total += w->weight[i] = exp(w->weight[i] - top);
@@ -381,7 +428,7 @@ kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, ui
     w.key = w.query + d;
     for (int s = 0; s < KVL_SIDES; s++) {
         w.side[s] = (struct sources){rows + s * 2 * size, rows + (s * 2 + 1) * size};
-        KVL_TRY(read_unturned(plan, l, s, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
+        KVL_TRY(read_side(plan, l, s, false, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
     }
     for (uint32_t h = 0; h < heads; h++) w.held[h] = (struct held){0, held + (size_t)h * n_tokens, scores + (size_t)h * n_tokens};
     for (uint32_t p = 0; p < n_tokens; p++) {

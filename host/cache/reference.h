@@ -11,16 +11,16 @@ struct kvl_rope {
     uint32_t rope_dim;
 };
 
-/* T tokens appended in ubatches of plan->config.ubatch. q [T][H*G][D], k and v [T][H][D], all before RoPE. out [T][H*G][D].
- * layer: index into the plan. */
+/* T tokens appended in ubatches of plan->config.ubatch. q [T][H*G][D], k and v [T][H][D], all before RoPE; of a joint row v is not read. out
+ * [T][H*G][kvl_output_dim]. Records are made into rows again one by one, whatever the device does. layer: index into the plan. */
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k,
                                 const float *v, struct kvl_rope rope, float *out);
 
-/* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][H][D]. What happens to a row and in which order, to the bit:
+/* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][streams][channels]. What happens to a row and in which order, to the bit:
  * cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
                                  struct kvl_rope rope, float *records);
-/* Records as they are after encode and decode: [T][H][D] -> [T][H][D] (tokens below `sink` are copied). */
+/* Records as they are after encode and decode: [T][streams][channels], both (tokens below `sink` are copied). */
 kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *records,
                                 float *decoded);
 

@@ -29,6 +29,7 @@ static const struct kind {
     {KVL_KIND_CODEC, "codec", offsetof(struct kvl_codec, reserved2) + sizeof(uint32_t)},
     {KVL_KIND_SCORE, "score", offsetof(struct kvl_score, wrap) + sizeof(void *)},
     {KVL_KIND_BUDGET, "budget", offsetof(struct kvl_budget, split) + sizeof(void *)},
+    {KVL_KIND_PROJECTION, "projection", offsetof(struct kvl_projection, calibrate) + sizeof(void *)},
 };
 
 size_t kvl_registry_count(void) { return N_BUILTIN + n_loaded; }
@@ -67,19 +68,19 @@ static kvl_status check_abi(const struct kvl_plugin_head *head, const char *orig
                         "%s: the %s's struct_size is %u bytes, ABI %d.0 needs at least %zu: set it to sizeof(struct kvl_%s)",
                         origin, kinds[i].name, head->struct_size, KVL_ABI_MAJOR, kinds[i].least_size, kinds[i].name);
     }
-    return kvl_fail(KVL_E_UNSUPPORTED, "%s: plug-in of kind %u, this kvlab has kinds %d (codec), %d (score) and %d (budget)", origin, head->kind,
-                    KVL_KIND_CODEC, KVL_KIND_SCORE, KVL_KIND_BUDGET);
+    return kvl_fail(KVL_E_UNSUPPORTED, "%s: plug-in of kind %u, this kvlab has kinds %d (codec), %d (score), %d (budget) and %d (projection)", origin,
+                    head->kind, KVL_KIND_CODEC, KVL_KIND_SCORE, KVL_KIND_BUDGET, KVL_KIND_PROJECTION);
 }
 
 static kvl_status check_options(const struct kvl_plugin_head *head, const char *origin)
 {
     static const size_t size_of_type[] = {
         [KVL_OPTION_INT] = sizeof(int32_t), [KVL_OPTION_FLOAT] = sizeof(double), [KVL_OPTION_CHOICE] = sizeof(int32_t), [KVL_OPTION_SCORE] = 0,
-        [KVL_OPTION_NUMBERS] = sizeof(struct kvl_numbers)};
+        [KVL_OPTION_NUMBERS] = sizeof(struct kvl_numbers), [KVL_OPTION_CODEC] = 0};
     if (head->n_options > 0 && head->options == NULL) return kvl_fail(KVL_E_FORMAT, "%s: %s: no option table", origin, head->name);
     for (uint32_t i = 0; i < head->n_options; i++) {
         const struct kvl_option *o = &head->options[i];
-        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_NUMBERS ||
+        if (o->name == NULL || o->help == NULL || o->type < KVL_OPTION_INT || o->type > KVL_OPTION_CODEC ||
             (o->type == KVL_OPTION_CHOICE && o->choices == NULL))
             return kvl_fail(KVL_E_FORMAT, "%s: %s: option %u lacks a name, a help text, a known type or its choices", origin,
                             head->name, i);
@@ -124,6 +125,15 @@ static kvl_status check_budget(const struct kvl_budget *budget, const char *orig
     return starts ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: budget %s: its options must begin with KVL_AMOUNT_OPTIONS", origin, budget->head.name);
 }
 
+static kvl_status check_projection(const struct kvl_projection *projection, const char *origin)
+{
+    const struct kvl_plugin_head *head = &projection->head;
+    bool names_codec = false;
+    for (uint32_t i = 0; i < head->n_options; i++) names_codec = names_codec || head->options[i].type == KVL_OPTION_CODEC;
+    if (projection->roles != 0 && projection->shape && projection->matrices && projection->calibrate && names_codec) return KVL_OK;
+    return kvl_fail(KVL_E_FORMAT, "%s: projection %s lacks one of: roles, shape, matrices, calibrate, an option that names a codec", origin, head->name);
+}
+
 static kvl_status check_head(const struct kvl_plugin_head *head, const char *origin)
 {
     kvl_status status = check_abi(head, origin);
@@ -134,6 +144,7 @@ static kvl_status check_head(const struct kvl_plugin_head *head, const char *ori
     switch (head->kind) {
     case KVL_KIND_SCORE: return check_score((const struct kvl_score *)head, origin);
     case KVL_KIND_BUDGET: return check_budget((const struct kvl_budget *)head, origin);
+    case KVL_KIND_PROJECTION: return check_projection((const struct kvl_projection *)head, origin);
     default: return check_codec((const struct kvl_codec *)head, origin);
     }
 }

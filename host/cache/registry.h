@@ -37,7 +37,9 @@ void kvl_instance_free(struct kvl_instance *instance);
 /* "int8(group=32,sym)"; only options that differ from their defaults, unless `all`. Appends. */
 struct kvl_text;
 kvl_status kvl_instance_print(const struct kvl_instance *instance, bool all, struct kvl_text *out);
-/* The same for a score that wraps another, whose text is `of`. */
+/* Whether an option names another plug-in, which is the spec's matter. */
+static inline bool kvl_option_wraps(const struct kvl_option *o) { return o->type == KVL_OPTION_SCORE || o->type == KVL_OPTION_CODEC; }
+/* The same for one that wraps another plug-in, whose text is `of`. */
 kvl_status kvl_instance_print_around(const struct kvl_instance *instance, bool all, const char *of, struct kvl_text *out);
 /* The value that an options text gives option `name`; false if it gives none. */
 bool kvl_options_find(const struct kvl_slice *text, const char *name, struct kvl_slice *value);
@@ -49,6 +51,9 @@ kvl_status kvl_options_set(const char *owner, const struct kvl_option *options, 
 kvl_status kvl_codec_shape(const struct kvl_instance *codec, uint32_t role, uint32_t head_dim, uint32_t page_tokens,
                            struct kvl_codec_shape *out);
 kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint32_t head_dim, uint64_t n, struct kvl_codec_bytes *out);
+
+/* shape() of a projection, refused in the same way, also if its rank is none: 8 to W, a multiple of 8. */
+kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, struct kvl_projection_shape *out);
 
 /* Whether the codec has `member`, which ABI 1.0 did not have: its struct reaches so far. */
 #define KVL_CODEC_HAS(codec, member) \

@@ -10,23 +10,6 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ---- what the grammar knows and this build does not do yet: a method that arrives deletes its row ---- */
-
-static const struct missing {
-    const char *key, *word; /* word NULL: the key as a whole */
-} missing_methods[] = {
-    {"codec", "latent"},
-};
-
-static bool is_missing(const char *key, const struct kvl_slice *word)
-{
-    for (size_t i = 0; i < sizeof missing_methods / sizeof *missing_methods; i++) {
-        const struct missing *m = &missing_methods[i];
-        if (strcmp(m->key, key) == 0 && (m->word == NULL || kvl_slice_is(word, m->word))) return true;
-    }
-    return false;
-}
-
 /* ---- items ---- */
 
 struct value {
@@ -51,20 +34,6 @@ static kvl_status no_args(const struct key *key, const struct value *value)
     return value->has_args ? kvl_fail_at(&value->args, "remove the parentheses", "%s= takes no options", key->name) : KVL_OK;
 }
 
-/* Legal words of a choice, without the missing ones: "a|b". */
-static kvl_status available_words(const char *key, const char *words, struct kvl_text *out)
-{
-    kvl_status status = KVL_OK;
-    size_t n;
-    for (size_t i = 0; words != NULL && kvl_words_at(words, i, &n) != NULL; i++) {
-        const char *text = kvl_words_at(words, i, &n);
-        const struct kvl_slice word = {.text = text, .n = n};
-        if (!is_missing(key, &word)) KVL_TRY(kvl_text_printf(out, "%s%.*s", out->size ? "|" : "", (int)n, text));
-    }
-done:
-    return status;
-}
-
 static kvl_status plugin_words(enum kvl_plugin_kind kind, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
@@ -72,19 +41,6 @@ static kvl_status plugin_words(enum kvl_plugin_kind kind, struct kvl_text *out)
         if (kvl_registry_at(i)->kind == kind)
             KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", kvl_registry_at(i)->name));
 done:
-    return status;
-}
-
-/* `words`: what is available instead. */
-static kvl_status fail_missing(const char *key, const struct kvl_slice *name, const struct kvl_text *words)
-{
-    kvl_status status = KVL_OK;
-    struct kvl_text remedy = {0};
-    KVL_TRY(kvl_text_printf(&remedy, "available: %s", words->data));
-    for (char *bar = remedy.data; (bar = strchr(bar, '|')) != NULL;) *bar = ' ';
-    status = kvl_fail_at(name, remedy.data, "%s %.*s is not available in this build", key, (int)name->n, name->text + name->at);
-done:
-    kvl_text_free(&remedy);
     return status;
 }
 
@@ -101,32 +57,68 @@ static const struct kvl_plugin_head *find_plugin(enum kvl_plugin_kind kind, cons
 
 static const struct kvl_plugin_head *find_codec(const struct kvl_slice *name) { return find_plugin(KVL_KIND_CODEC, name); }
 
-static kvl_status fail_no_codec(const struct value *value)
+/* What may stand behind kv=, or behind a projection's of=. */
+static kvl_status codec_words(bool behind_projection, struct kvl_text *out)
+{
+    const kvl_status status = plugin_words(KVL_KIND_CODEC, out);
+    return status == KVL_OK && !behind_projection ? plugin_words(KVL_KIND_PROJECTION, out) : status;
+}
+
+static kvl_status fail_no_codec(const struct value *value, bool behind_projection)
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
-    if (is_missing("codec", &value->name))
-        status = fail_missing("codec", &value->name, &words);
-    else
-        status = kvl_fail_unknown(&value->name, "codec", words.data);
+    KVL_TRY(codec_words(behind_projection, &words));
+    status = kvl_fail_unknown(&value->name, "codec", words.data);
 done:
     kvl_text_free(&words);
+    return status;
+}
+
+static kvl_status fail_role(const struct value *value, const char *kind, uint32_t side)
+{
+    return kvl_fail_at(&value->name, "choose another codec for this side", "%s %.*s does not store %s", kind, (int)value->name.n,
+                       value->name.text + value->name.at, side == KVL_SIDE_K ? "keys" : "values");
+}
+
+static uint32_t role_of(uint32_t side) { return side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V; }
+
+static kvl_status set_stored(const struct value *value, uint32_t side, struct kvl_layer_spec *entry)
+{
+    const struct kvl_plugin_head *plugin = find_codec(&value->name);
+    if (plugin == NULL) return fail_no_codec(value, entry->projection[side].plugin != NULL);
+    if (!(((const struct kvl_codec *)plugin)->roles & role_of(side))) return fail_role(value, "codec", side);
+    kvl_instance_free(&entry->codec[side]);
+    return kvl_instance_new_at(plugin, &value->args, &entry->codec[side]);
+}
+
+static kvl_status scan_value(struct kvl_slice *rest, struct value *out);
+
+/* A projection and the codec that one of its options names, else f16. */
+static kvl_status set_projected(const struct kvl_projection *projection, const struct value *value, uint32_t side, struct kvl_layer_spec *entry)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_slice of = kvl_slice_of("of", "f16"), given;
+    struct value inner;
+    if (!(projection->roles & role_of(side))) return fail_role(value, "projection", side);
+    for (uint32_t i = 0; i < projection->head.n_options; i++)
+        if (projection->head.options[i].type == KVL_OPTION_CODEC && kvl_options_find(&value->args, projection->head.options[i].name, &given)) of = given;
+    KVL_TRY(kvl_instance_new_at(&projection->head, &value->args, &entry->projection[side]));
+    KVL_TRY(scan_value(&of, &inner));
+    KVL_TRY(set_stored(&inner, side, entry));
+done:
     return status;
 }
 
 static kvl_status set_codec(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_plugin_head *plugin = find_codec(&value->name);
-    if (plugin == NULL) return fail_no_codec(value);
+    const struct kvl_plugin_head *projection = find_plugin(KVL_KIND_PROJECTION, &value->name);
     for (uint32_t side = 0; side < KVL_SIDES && status == KVL_OK; side++) {
         if (!(key->sides & 1u << side)) continue;
-        if (!(((const struct kvl_codec *)plugin)->roles & (side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V)))
-            return kvl_fail_at(&value->name, "choose another codec for this side", "codec %s does not store %s", plugin->name,
-                               side == KVL_SIDE_K ? "keys" : "values");
-        kvl_instance_free(&entry->codec[side]);
-        status = kvl_instance_new_at(plugin, &value->args, &entry->codec[side]);
+        kvl_instance_free(&entry->projection[side]);
+        if (projection != NULL) status = set_projected((const struct kvl_projection *)projection, value, side, entry);
+        else status = set_stored(value, side, entry);
     }
     return status;
 }
@@ -136,7 +128,15 @@ static enum kvl_side side_of(const struct key *key) { return key->sides == 1u <<
 
 static kvl_status print_codec(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
 {
-    return kvl_instance_print(&entry->codec[side_of(key)], true, out);
+    kvl_status status = KVL_OK;
+    const int side = side_of(key);
+    struct kvl_text codec = {0};
+    if (entry->projection[side].plugin == NULL) return kvl_instance_print(&entry->codec[side], true, out);
+    KVL_TRY(kvl_instance_print(&entry->codec[side], true, &codec));
+    KVL_TRY(kvl_instance_print_around(&entry->projection[side], true, codec.data, out));
+done:
+    kvl_text_free(&codec);
+    return status;
 }
 
 /* Choices are stored in enums, whose values are the words' indices. */
@@ -148,12 +148,10 @@ static kvl_status set_choice_word(const struct key *key, const struct value *val
         return KVL_OK;
     }
     kvl_status status = KVL_OK;
-    struct kvl_text words = {0}, what = {0};
-    KVL_TRY(available_words(key->name, key->choices, &words));
+    struct kvl_text what = {0};
     KVL_TRY(kvl_text_printf(&what, "value of %s=", key->name));
-    status = kvl_fail_unknown(&value->name, what.data, words.data);
+    status = kvl_fail_unknown(&value->name, what.data, key->choices);
 done:
-    kvl_text_free(&words);
     kvl_text_free(&what);
     return status;
 }
@@ -271,8 +269,6 @@ done:
     return status;
 }
 
-static kvl_status scan_value(struct kvl_slice *rest, struct value *out);
-
 /* A score, after the one it wraps if it does. */
 static kvl_status add_score(const struct value *value, struct kvl_layer_spec *entry)
 {
@@ -388,10 +384,7 @@ enum { N_KEYS = sizeof keys / sizeof *keys, KEY_KV = 0 };
 static kvl_status key_words(struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
-    for (size_t i = 0; i < N_KEYS; i++) {
-        const struct kvl_slice any = {.text = ""};
-        if (!is_missing(keys[i].name, &any)) KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", keys[i].name));
-    }
+    for (size_t i = 0; i < N_KEYS; i++) KVL_TRY(kvl_text_printf(out, "%s%s", out->size ? "|" : "", keys[i].name));
 done:
     return status;
 }
@@ -535,15 +528,6 @@ done:
 static kvl_status collect(struct parser *p, size_t key, const struct value *value)
 {
     struct scope *scope = &p->scope[p->n_scopes - 1];
-    if (is_missing(keys[key].name, &value->name)) {
-        kvl_status status = KVL_OK;
-        struct kvl_text words = {0};
-        KVL_TRY(keys[key].choices ? available_words(keys[key].name, keys[key].choices, &words) : key_words(&words));
-        status = fail_missing(keys[key].name, &value->name, &words);
-    done:
-        kvl_text_free(&words);
-        return status;
-    }
     if (scope->given[key]) return fail_twice(&scope->value[key], value, keys[key].name);
     scope->given[key] = true;
     scope->value[key] = *value;
@@ -567,7 +551,7 @@ static kvl_status fail_unknown_word(const struct parser *p, const struct kvl_sli
 {
     kvl_status status = KVL_OK;
     struct kvl_text words = {0};
-    KVL_TRY(plugin_words(KVL_KIND_CODEC, &words));
+    KVL_TRY(codec_words(false, &words));
     for (unsigned i = 0; i < p->presets.n; i++) KVL_TRY(kvl_text_printf(&words, "|%s", p->presets.preset[i].name));
     status = kvl_fail_unknown(word, "codec or preset", words.data);
 done:
@@ -601,7 +585,8 @@ static kvl_status collect_word(struct parser *p, const struct value *word)
             return collect(p, i, &value);
         }
     if (preset != NULL) return collect_preset(p, preset, word);
-    if (find_codec(&word->name) != NULL || is_missing("codec", &word->name)) return collect(p, KEY_KV, word);
+    if (find_codec(&word->name) != NULL || find_plugin(KVL_KIND_PROJECTION, &word->name) != NULL)
+        return collect(p, KEY_KV, word);
     return fail_unknown_word(p, &word->name);
 }
 
@@ -637,7 +622,10 @@ struct kvl_spec {
 
 static void free_entry(struct kvl_layer_spec *entry)
 {
-    for (int side = 0; side < KVL_SIDES; side++) kvl_instance_free(&entry->codec[side]);
+    for (int side = 0; side < KVL_SIDES; side++) {
+        kvl_instance_free(&entry->codec[side]);
+        kvl_instance_free(&entry->projection[side]);
+    }
     free_keep(entry);
     kvl_instance_free(&entry->budget);
     kvl_free(&entry->table_path);
@@ -749,6 +737,23 @@ static kvl_status check_rotation(const struct kvl_layer_spec *entry)
     return KVL_OK;
 }
 
+/* A table is a projection's or a codec's: its file says which for each side, and its rows are given before a rotation, or behind it. */
+static kvl_status check_projections(const struct kvl_layer_spec *entry)
+{
+    for (int side = 0; side < KVL_SIDES; side++) {
+        const struct kvl_codec *codec = (const struct kvl_codec *)entry->codec[side].plugin;
+        if (kvl_spec_projects(entry) && (codec->flags & KVL_CODEC_NEEDS_TABLE || KVL_CODEC_HAS(codec, learn)))
+            return kvl_fail(KVL_E_USAGE, "--kv: codec %s learns from rows as they are stored, which cannot be done behind or beside a projection yet: "
+                                               "use a codec without a table", codec->head.name);
+    }
+    return KVL_OK;
+}
+
+bool kvl_spec_projects(const struct kvl_layer_spec *entry)
+{
+    return entry->projection[KVL_SIDE_K].plugin != NULL || entry->projection[KVL_SIDE_V].plugin != NULL;
+}
+
 /* The defaults, then the scopes' items. */
 static kvl_status make_entry(const struct scope *base, const struct scope *override, struct kvl_layer_spec *entry)
 {
@@ -761,6 +766,7 @@ static kvl_status make_entry(const struct scope *base, const struct scope *overr
     KVL_TRY(check_rope_stage(entry));
     KVL_TRY(check_eviction(entry));
     KVL_TRY(check_rotation(entry));
+    KVL_TRY(check_projections(entry));
 done:
     return status;
 }
@@ -831,6 +837,20 @@ const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_
     return &spec->base;
 }
 
+kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out)
+{
+    struct kvl_projection_shape shape;
+    *out = (struct kvl_stream_record){.heads = 1, .channels = head_dim};
+    if (entry->projection[side].plugin == NULL) return KVL_OK;
+    const kvl_status status = kvl_projection_shape(&entry->projection[side], role_of(side), head_dim, &shape);
+    if (status == KVL_OK)
+        *out = (struct kvl_stream_record){.heads = shape.heads,
+                                   .channels = shape.rank,
+                                   .rebuilt = shape.rebuilt || (side == KVL_SIDE_K && entry->rope == KVL_STORE_PRE_ROPE),
+                                   .table_floats = shape.table_floats};
+    return status;
+}
+
 kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers)
 {
     for (size_t i = 0; i < spec->n_overrides; i++) {
@@ -844,8 +864,12 @@ kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers)
 
 static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint32_t head_dim)
 {
+    struct kvl_stream_record record;
     struct kvl_codec_shape shape;
-    kvl_status status = kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, head_dim, 0, &shape);
+    uint32_t size;
+    kvl_status status = kvl_spec_stream_record(entry, side, head_dim, &record);
+    if (status == KVL_OK) status = kvl_rotation_size(entry->rot, record.channels, &size);
+    if (status == KVL_OK) status = kvl_codec_shape(&entry->codec[side], role_of(side), record.channels, 0, &shape);
     if (status != KVL_OK || entry->tail[side] < 0 || entry->tail[side] >= shape.tail_min) return status;
     return kvl_fail(KVL_E_USAGE,
                     "--kv: %ctail=%lld: codec %s keeps the newest %u tokens in full precision: use at least %u, or leave it out",
@@ -858,8 +882,6 @@ kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, u
     kvl_status status = kvl_spec_check_layers(spec, n_layers);
     for (uint32_t layer = 0; layer < n_layers && status == KVL_OK; layer++) {
         const struct kvl_layer_spec *entry = kvl_spec_layer(spec, layer);
-        uint32_t size;
-        status = kvl_rotation_size(entry->rot, head_dim, &size);
         for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++) status = check_side(entry, side, head_dim);
     }
     return status;
@@ -901,11 +923,13 @@ kvl_status kvl_spec_form(const struct kvl_layer_spec *entry, struct kvl_text *ou
 {
     static const char *const form[] = {"rope", "rot", "korder"};
     kvl_status status = KVL_OK;
+    struct kvl_layer_spec before = *entry; /* borrows all it owns */
+    if (kvl_spec_projects(entry)) before.rot = KVL_ROT_NONE;
     for (size_t i = 0; i < N_KEYS; i++)
         for (size_t f = 0; f < sizeof form / sizeof *form; f++) {
             if (strcmp(keys[i].name, form[f]) != 0) continue;
             KVL_TRY(kvl_text_printf(out, "%s%s=", out->size ? " " : "", form[f]));
-            KVL_TRY(keys[i].print(&keys[i], entry, out));
+            KVL_TRY(keys[i].print(&keys[i], &before, out));
         }
 done:
     return status;
@@ -943,6 +967,13 @@ kvl_status kvl_spec_resolved(const struct kvl_spec *spec, struct kvl_text *out)
     }
     kvl_text_free(&items);
     return status;
+}
+
+bool kvl_spec_compact(const struct kvl_spec *spec)
+{
+    bool compact = spec->base.pos == KVL_POS_COMPACT;
+    for (size_t i = 0; i < spec->n_overrides; i++) compact = compact && spec->override[i].entry.pos == KVL_POS_COMPACT;
+    return compact;
 }
 
 bool kvl_spec_windowed(const struct kvl_spec *spec)

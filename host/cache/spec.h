@@ -18,11 +18,12 @@ enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
 enum { KVL_MAX_KEEP = 4 };
 
-/* A calibration table: what codecs of one model learned from a text, for each stream. */
+/* A calibration table: what codecs or projections of one model learned from a text, for each stream: a kv head, or those that a projection takes
+ * together. */
 struct kvl_table {
-    uint32_t n_layer, n_kv_head;
+    uint32_t n_layer, n_stream; /* streams of a layer */
     uint32_t n[KVL_SIDES];     /* floats a stream */
-    float *values[KVL_SIDES];  /* [L][H][n]; NULL where the file has none */
+    float *values[KVL_SIDES];  /* [L][streams][n]; NULL where the file has none */
     char sha256[65];           /* of the file */
 };
 void kvl_table_free(struct kvl_table *table);
@@ -30,6 +31,7 @@ void kvl_table_free(struct kvl_table *table);
 /* What one layer's cache does. Instances are owned by the spec. */
 struct kvl_layer_spec {
     struct kvl_instance codec[KVL_SIDES];
+    struct kvl_instance projection[KVL_SIDES]; /* in front of the codec; unset without one */
     enum kvl_rope_stage rope;
     enum kvl_rotation rot;
     uint64_t rot_seed;
@@ -56,9 +58,20 @@ void kvl_spec_free(struct kvl_spec **spec);
 
 /* The entry of layer `layer` (0-based). Never NULL. */
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
-/* Whether any layer slides; whether any evicts. */
+/* What a side's codec is given of a token, for each of its streams. */
+struct kvl_stream_record {
+    uint32_t heads;            /* kv heads that share it */
+    uint32_t channels;         /* of the record */
+    bool rebuilt;              /* rows are made from it one by one when they are read */
+    uint32_t table_floats;     /* of the projection, a stream */
+};
+kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out);
+/* Whether a projection stands in front of a codec. */
+bool kvl_spec_projects(const struct kvl_layer_spec *entry);
+/* Whether any layer slides; whether any evicts; whether all count positions inside the cache, so that its plan may bound them. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
+bool kvl_spec_compact(const struct kvl_spec *spec);
 /* Of the codecs that learn their table from each prompt, the name of one that is not given a table; NULL if there is none. */
 const char *kvl_spec_learner(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */
@@ -71,7 +84,8 @@ typedef kvl_status (*kvl_table_loader)(void *context, const struct kvl_layer_spe
 kvl_status kvl_spec_load_tables(struct kvl_spec *spec, kvl_table_loader load, void *context);
 /* Digests of the tables, a space between; appends. */
 kvl_status kvl_spec_tables_sha256(const struct kvl_spec *spec, struct kvl_text *out);
-/* The words that say what a codec is given of a row: "rope=post rot=none korder=gguf"; appends. */
+/* The words that say what a codec, or the projection in front of it, is given of a row: "rope=post rot=none korder=gguf" (a rotation comes behind
+ * a projection); appends. */
 kvl_status kvl_spec_form(const struct kvl_layer_spec *entry, struct kvl_text *out);
 /* Whether all layers do the same. */
 bool kvl_spec_uniform(const struct kvl_spec *spec);

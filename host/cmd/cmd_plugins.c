@@ -47,15 +47,28 @@ static kvl_status bits_per_element(const struct kvl_plugin_head *plugin, double 
     return status;
 }
 
+static void fill_roles(uint32_t roles, struct row *out)
+{
+    append_word(out->cell[ROLES], roles & KVL_ROLE_K, "K");
+    append_word(out->cell[ROLES], roles & KVL_ROLE_V, "V");
+    append_word(out->cell[ROLES], roles & KVL_ROLE_JOINT, "joint");
+}
+
+static kvl_status fill_projection(const struct kvl_plugin_head *plugin, struct row *out)
+{
+    fill_roles(((const struct kvl_projection *)plugin)->roles, out);
+    snprintf(out->cell[ROPE], sizeof *out->cell, "post pre");
+    snprintf(out->cell[CALIBRATION], sizeof *out->cell, "needed");
+    return KVL_OK;
+}
+
 static kvl_status fill_codec(const struct kvl_plugin_head *plugin, struct row *out)
 {
     const struct kvl_codec *codec = (const struct kvl_codec *)plugin;
     double bits = 0;
     const kvl_status status = bits_per_element(plugin, &bits);
     snprintf(out->cell[BITS], sizeof *out->cell, "%.4g", bits);
-    append_word(out->cell[ROLES], codec->roles & KVL_ROLE_K, "K");
-    append_word(out->cell[ROLES], codec->roles & KVL_ROLE_V, "V");
-    append_word(out->cell[ROLES], codec->roles & KVL_ROLE_JOINT, "joint");
+    fill_roles(codec->roles, out);
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_POST, "post");
     append_word(out->cell[ROPE], codec->rope_stages & KVL_ROPE_PRE, "pre");
     snprintf(out->cell[MOVABLE], sizeof *out->cell, "%s", codec->flags & KVL_CODEC_MOVABLE ? "yes" : "no");
@@ -70,7 +83,11 @@ static kvl_status make_row(const struct kvl_plugin_head *plugin, struct row *out
     snprintf(out->cell[NAME], sizeof *out->cell, "%s", plugin->name);
     snprintf(out->cell[KIND], sizeof *out->cell, "%s", kvl_plugin_kind_name(plugin->kind));
     snprintf(out->cell[SUMMARY], sizeof *out->cell, "%s", plugin->summary);
-    return plugin->kind == KVL_KIND_CODEC ? fill_codec(plugin, out) : KVL_OK;
+    switch (plugin->kind) {
+    case KVL_KIND_CODEC: return fill_codec(plugin, out);
+    case KVL_KIND_PROJECTION: return fill_projection(plugin, out);
+    default: return KVL_OK;
+    }
 }
 
 /* ---- tables ---- */
@@ -146,8 +163,8 @@ static void print_legal(const struct kvl_option *o)
 {
     if (o->type == KVL_OPTION_CHOICE)
         printf("%s", o->choices);
-    else if (o->type == KVL_OPTION_SCORE)
-        printf("a score with its options");
+    else if (kvl_option_wraps(o))
+        printf("a %s with its options", o->type == KVL_OPTION_CODEC ? "codec" : "score");
     else if (o->type == KVL_OPTION_NUMBERS)
         printf("numbers from %.10g to %.10g", o->min, o->max);
     else if (o->min < o->max)
@@ -159,8 +176,8 @@ static void print_legal(const struct kvl_option *o)
 static void print_fallback(const struct kvl_option *o)
 {
     size_t n;
-    if (o->type == KVL_OPTION_SCORE || o->type == KVL_OPTION_NUMBERS) {
-        printf("none");
+    if (kvl_option_wraps(o) || o->type == KVL_OPTION_NUMBERS) {
+        printf(o->type == KVL_OPTION_CODEC ? "f16" : "none");
         return;
     }
     if (o->type != KVL_OPTION_CHOICE) {
@@ -225,7 +242,7 @@ static cJSON *option_json(const struct kvl_option *o)
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "name", o->name);
     cJSON_AddStringToObject(object, "help", o->help);
-    if (o->type == KVL_OPTION_SCORE) return object;
+    if (kvl_option_wraps(o)) return object;
     if (o->type != KVL_OPTION_CHOICE) {
         cJSON_AddNumberToObject(object, "min", o->min);
         cJSON_AddNumberToObject(object, "max", o->max);

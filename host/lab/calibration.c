@@ -14,10 +14,11 @@ enum { FORMAT_VERSION = 1, MAX_ARRAYS = 16, NAME_BYTES = 32, TEXT_BYTES = 1024, 
 
 /* One side's tables with the names of their parts. */
 struct arrays {
+    uint32_t n_stream;                    /* of a layer */
     uint32_t n_arrays, n;                 /* n: floats a stream, the sum of length */
     char name[MAX_ARRAYS][NAME_BYTES];
     uint32_t length[MAX_ARRAYS];
-    float *values;                        /* [L][H][n] */
+    float *values;                        /* [L][streams][n] */
 };
 
 static const struct kvl_codec *codec_of(const struct kvl_layer_spec *entry, int side)
@@ -25,7 +26,23 @@ static const struct kvl_codec *codec_of(const struct kvl_layer_spec *entry, int 
     return (const struct kvl_codec *)entry->codec[side].plugin;
 }
 
-static bool calibrates(const struct kvl_layer_spec *entry, int side) { return codec_of(entry, side)->flags & KVL_CODEC_NEEDS_TABLE; }
+/* NULL: the codec is given rows as they are. */
+static const struct kvl_projection *projection_of(const struct kvl_layer_spec *entry, int side)
+{
+    return (const struct kvl_projection *)entry->projection[side].plugin;
+}
+
+static bool calibrates(const struct kvl_layer_spec *entry, int side)
+{
+    return projection_of(entry, side) != NULL || codec_of(entry, side)->flags & KVL_CODEC_NEEDS_TABLE;
+}
+
+/* What a side's table was made for: a codec with all its options; of a projection the name, because its table serves all of them. */
+static kvl_status learner_text(const struct kvl_layer_spec *entry, int side, struct kvl_text *out)
+{
+    const struct kvl_projection *projection = projection_of(entry, side);
+    return projection != NULL ? kvl_text_printf(out, "%s", projection->head.name) : kvl_instance_print(&entry->codec[side], true, out);
+}
 
 /* ---- rows ---- */
 
@@ -125,7 +142,7 @@ done:
 /* One stream's turn. */
 struct taker {
     struct arrays *arrays;
-    const char *codec;
+    const char *plugin;
     uint64_t stream;
     uint32_t next, at;   /* array and float that come next */
     kvl_status status;
@@ -135,13 +152,13 @@ static kvl_status take(struct taker *t, const char *name, uint32_t n, const floa
 {
     struct arrays *a = t->arrays;
     if (t->next == MAX_ARRAYS || strlen(name) >= NAME_BYTES || n > a->n - t->at)
-        return kvl_fail(KVL_E_VERIFY, "codec %s: array %s of %u floats does not fit the %u floats that its shape() asks for", t->codec, name, n, a->n);
+        return kvl_fail(KVL_E_VERIFY, "%s: array %s of %u floats does not fit the %u floats that its shape() asks for", t->plugin, name, n, a->n);
     if (t->stream == 0) {
         snprintf(a->name[t->next], NAME_BYTES, "%s", name);
         a->length[t->next] = n;
         a->n_arrays = t->next + 1;
     } else if (t->next >= a->n_arrays || strcmp(a->name[t->next], name) != 0 || a->length[t->next] != n) {
-        return kvl_fail(KVL_E_VERIFY, "codec %s: array %s of %u floats is not what it gave for the first stream", t->codec, name, n);
+        return kvl_fail(KVL_E_VERIFY, "%s: array %s of %u floats is not what it gave for the first stream", t->plugin, name, n);
     }
     memcpy(a->values + t->stream * a->n + t->at, values, n * sizeof *values);
     t->next++;
@@ -156,44 +173,70 @@ static int put(void *context, const char *name, uint32_t n, const float *values)
     return t->status != KVL_OK;
 }
 
-static kvl_status calibrate_stream(const struct kvl_codec *codec, const void *priv, const struct kvl_codec_dims *dims, const struct rows *rows,
-                                   const float *x, uint64_t stream, struct arrays *arrays)
+/* Row t of a stream: what its heads have of token t, one after the other. */
+static void gather_rows(const struct rows *rows, uint32_t l, int side, uint32_t stream, uint32_t heads, float *x)
 {
-    struct taker taker = {.arrays = arrays, .codec = codec->head.name, .stream = stream};
+    const size_t d = rows->dims.head_dim;
+    for (uint32_t i = 0; i < heads; i++) {
+        const float *head = stream_rows(rows, l, side, stream * heads + i);
+        for (uint64_t t = 0; t < rows->n_tokens; t++) memcpy(x + (t * heads + i) * d, head + t * d, d * sizeof *x);
+    }
+}
+
+/* x: the stream's rows. */
+static kvl_status calibrate_stream(const struct kvl_layer_spec *entry, int side, const struct rows *rows, const float *x, uint64_t stream,
+                                   struct arrays *arrays)
+{
+    const struct kvl_projection *projection = projection_of(entry, side);
+    const struct kvl_codec *codec = codec_of(entry, side);
+    const uint32_t role = side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V;
+    struct taker taker = {.arrays = arrays, .plugin = projection != NULL ? projection->head.name : codec->head.name, .stream = stream};
     const struct kvl_calibration out = {.struct_size = sizeof out, .context = &taker, .put = put};
-    const int failed = codec->calibrate(priv, dims, rows->n_tokens, x, &out);
+    const struct kvl_projection_dims of_rows = {sizeof of_rows, role, rows->dims.head_dim, 0};
+    const struct kvl_codec_dims of_records = {sizeof of_records, role, rows->dims.head_dim, 0};
+    const int failed = projection != NULL ? projection->calibrate(entry->projection[side].priv, &of_rows, rows->n_tokens, x, &out)
+                                          : codec->calibrate(entry->codec[side].priv, &of_records, rows->n_tokens, x, &out);
     if (taker.status != KVL_OK) return taker.status;
-    if (failed) return kvl_fail(KVL_E_USAGE, "codec %s: cannot calibrate on these %llu tokens", taker.codec, (unsigned long long)rows->n_tokens);
+    if (failed) return kvl_fail(KVL_E_USAGE, "%s: cannot calibrate on these %llu tokens", taker.plugin, (unsigned long long)rows->n_tokens);
     if (taker.at != arrays->n)
-        return kvl_fail(KVL_E_VERIFY, "codec %s: calibrate() gave %u floats, its shape() asks for %u", taker.codec, taker.at, arrays->n);
+        return kvl_fail(KVL_E_VERIFY, "%s: calibrate() gave %u floats, its shape() asks for %u", taker.plugin, taker.at, arrays->n);
     return KVL_OK;
 }
 
 static kvl_status calibrate_side(const struct kvl_layer_spec *entry, int side, const struct rows *rows, struct arrays *arrays)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_codec *codec = codec_of(entry, side);
-    const struct kvl_codec_dims dims = {sizeof dims, side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, rows->dims.head_dim, 0};
-    const uint64_t n_streams = (uint64_t)rows->dims.n_layer * rows->dims.n_kv_head;
+    const uint32_t d = rows->dims.head_dim;
+    struct kvl_stream_record record;
     struct kvl_codec_shape shape;
-    KVL_TRY(kvl_codec_shape(&entry->codec[side], dims.role, dims.head_dim, 0, &shape));
-    arrays->n = shape.table_floats;
-    KVL_TRY(kvl_alloc(&arrays->values, n_streams, arrays->n * sizeof(float)));
-    for (uint64_t i = 0; i < n_streams; i++) {
-        const float *x = stream_rows(rows, (uint32_t)(i / rows->dims.n_kv_head), side, (uint32_t)(i % rows->dims.n_kv_head));
-        KVL_TRY(calibrate_stream(codec, entry->codec[side].priv, &dims, rows, x, i, arrays));
-    }
+    float *x = NULL;
+    KVL_TRY(kvl_spec_stream_record(entry, side, d, &record));
+    KVL_TRY(kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, record.channels, 0, &shape));
+    if (rows->dims.n_kv_head % record.heads != 0)
+        KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u heads are to share records, and the model has %u kv heads: use a divisor", record.heads,
+                         rows->dims.n_kv_head));
+    arrays->n = projection_of(entry, side) != NULL ? record.table_floats : shape.table_floats;
+    arrays->n_stream = rows->dims.n_kv_head / record.heads;
+    KVL_TRY(kvl_alloc(&arrays->values, (size_t)rows->dims.n_layer * arrays->n_stream, arrays->n * sizeof(float)));
+    KVL_TRY(kvl_alloc(&x, rows->n_tokens, (size_t)record.heads * d * sizeof *x));
+    for (uint32_t l = 0; l < rows->dims.n_layer; l++)
+        for (uint32_t h = 0; h < arrays->n_stream; h++) {
+            if (kvl_interrupted()) KVL_TRY(kvl_fail(KVL_E_INTERRUPTED, "interrupted: no table was written"));
+            gather_rows(rows, l, side, h, record.heads, x);
+            KVL_TRY(calibrate_stream(entry, side, rows, x, (uint64_t)l * arrays->n_stream + h, arrays));
+        }
 done:
+    kvl_free(&x);
     return status;
 }
 
 /* ---- the file ---- */
 
-static kvl_status write_array(const char *path, hid_t group, const struct arrays *a, uint32_t i, uint32_t at, const struct kvl_cache_dims *dims)
+static kvl_status write_array(const char *path, hid_t group, const struct arrays *a, uint32_t i, uint32_t at, uint32_t n_layer)
 {
     kvl_status status = KVL_OK;
-    const hsize_t shape[3] = {dims->n_layer, dims->n_kv_head, a->length[i]};
-    const size_t n_streams = (size_t)dims->n_layer * dims->n_kv_head;
+    const hsize_t shape[3] = {n_layer, a->n_stream, a->length[i]};
+    const size_t n_streams = (size_t)n_layer * a->n_stream;
     hid_t space = H5I_INVALID_HID, dataset = H5I_INVALID_HID, creation = H5I_INVALID_HID;
     float *values = NULL;
     KVL_TRY(kvl_alloc(&values, n_streams * a->length[i], sizeof *values));
@@ -212,26 +255,26 @@ done:
     return status;
 }
 
-static kvl_status write_side(const char *path, hid_t file, const struct kvl_layer_spec *entry, int side, const struct arrays *a,
-                             const struct kvl_cache_dims *dims)
+static kvl_status write_side(const char *path, hid_t file, const struct kvl_layer_spec *entry, int side, const struct arrays *a, uint32_t n_layer)
 {
     kvl_status status = KVL_OK;
     const char name[2] = {side_group[side], '\0'};
-    struct kvl_text codec = {0}, order = {0};
+    const struct kvl_plugin_head *plugin = projection_of(entry, side) != NULL ? &projection_of(entry, side)->head : &codec_of(entry, side)->head;
+    struct kvl_text learner = {0}, order = {0};
     hid_t group = H5I_INVALID_HID;
     KVL_H5(path, group = H5Gcreate2(file, name, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "create group %s", name);
-    KVL_TRY(kvl_instance_print(&entry->codec[side], true, &codec));
-    KVL_TRY(kvl_h5_set_text(path, group, "codec", codec.data, 0));
-    KVL_TRY(kvl_h5_set_number(path, group, "byte_version", H5T_NATIVE_UINT32, &codec_of(entry, side)->head.byte_version));
+    KVL_TRY(learner_text(entry, side, &learner));
+    KVL_TRY(kvl_h5_set_text(path, group, "codec", learner.data, 0));
+    KVL_TRY(kvl_h5_set_number(path, group, "byte_version", H5T_NATIVE_UINT32, &plugin->byte_version));
     for (uint32_t i = 0, at = 0; i < a->n_arrays; at += a->length[i++]) {
         KVL_TRY(kvl_text_printf(&order, "%s%s", i ? " " : "", a->name[i]));
-        KVL_TRY(write_array(path, group, a, i, at, dims));
+        KVL_TRY(write_array(path, group, a, i, at, n_layer));
     }
     KVL_TRY(kvl_h5_set_text(path, group, "arrays", order.data, 0));
 done:
     kvl_h5_close(&group);
     kvl_text_free(&order);
-    kvl_text_free(&codec);
+    kvl_text_free(&learner);
     return status;
 }
 
@@ -254,7 +297,7 @@ static kvl_status write_table(const char *path, const struct kvl_rig *rig, const
     KVL_TRY(kvl_h5_set_number(path, file, "n_tokens", H5T_NATIVE_UINT64, &rows->n_tokens));
     KVL_TRY(kvl_h5_set_number(path, file, "sink", H5T_NATIVE_UINT32, &rows->sink));
     for (int s = 0; s < KVL_SIDES; s++)
-        if (calibrates(entry, s)) KVL_TRY(write_side(path, file, entry, s, &arrays[s], &rows->dims));
+        if (calibrates(entry, s)) KVL_TRY(write_side(path, file, entry, s, &arrays[s], rows->dims.n_layer));
     KVL_H5(path, H5Fflush(file, H5F_SCOPE_GLOBAL), "write");
 done:
     kvl_h5_close(&file);
@@ -274,7 +317,7 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
     if (!kvl_spec_uniform(config->spec))
         return kvl_fail(KVL_E_USAGE, "--for: a table serves one setting: calibrate each range of layers by itself and give each its table=FILE");
     if (!calibrates(entry, KVL_SIDE_K) && !calibrates(entry, KVL_SIDE_V))
-        return kvl_fail(KVL_E_USAGE, "--for: neither %s nor %s needs a table (kvlab plugins lists the codecs that do)", entry->codec[KVL_SIDE_K].plugin->name,
+        return kvl_fail(KVL_E_USAGE, "--for: neither %s nor %s needs a table (kvlab plugins lists what does)", entry->codec[KVL_SIDE_K].plugin->name,
                         entry->codec[KVL_SIDE_V].plugin->name);
     if (access(config->output, F_OK) == 0) return kvl_fail(KVL_E_USAGE, "%s: exists already; choose another name with -o, or remove it", config->output);
     KVL_TRY(kvl_spec_check_dims(config->spec, rig->model->dims.n_layer, rig->model->dims.head_dim));
@@ -321,12 +364,12 @@ static kvl_status read_array(const char *path, hid_t group, const char *name, in
     KVL_H5(path, space = H5Dget_space(dataset), "read the shape of array %s", name);
     if (H5Sget_simple_extent_ndims(space) != 3 || H5Sget_simple_extent_dims(space, shape, NULL) != 3 || shape[0] == 0 || shape[1] == 0 ||
         shape[2] == 0 || shape[0] > MAX_FLOATS || shape[1] > MAX_FLOATS / shape[0] || shape[2] > MAX_FLOATS / (shape[0] * shape[1]) - before)
-        KVL_TRY(kvl_fail(KVL_E_FORMAT, "%s: array %s is not [layer][kv head][n], or too large", path, name));
+        KVL_TRY(kvl_fail(KVL_E_FORMAT, "%s: array %s is not [layer][stream][n], or too large", path, name));
     if (table->n_layer == 0) {
         table->n_layer = (uint32_t)shape[0];
-        table->n_kv_head = (uint32_t)shape[1];
+        table->n_stream = (uint32_t)shape[1];
     }
-    if (shape[0] != table->n_layer || shape[1] != table->n_kv_head)
+    if (shape[0] != table->n_layer || shape[1] != table->n_stream)
         KVL_TRY(kvl_fail(KVL_E_FORMAT, "%s: array %s has other layers or heads than the first", path, name));
     const size_t n_streams = (size_t)shape[0] * shape[1], n = shape[2], all = before + n;
     KVL_TRY(kvl_alloc(&values, n_streams * n, sizeof *values));
@@ -354,19 +397,19 @@ static kvl_status read_side(const char *path, hid_t file, const struct kvl_layer
 {
     kvl_status status = KVL_OK;
     const char group_name[2] = {side_group[side], '\0'};
-    struct kvl_text codec = {0};
+    struct kvl_text learner = {0};
     char names[TEXT_BYTES];
     hid_t group = H5I_INVALID_HID;
-    KVL_TRY(kvl_instance_print(&entry->codec[side], true, &codec));
+    KVL_TRY(learner_text(entry, side, &learner));
     if (H5Lexists(file, group_name, H5P_DEFAULT) <= 0)
-        KVL_TRY(kvl_fail(KVL_E_USAGE, "%s has no table for %s=%s: calibrate with a --for that has it", path, group_name, codec.data));
+        KVL_TRY(kvl_fail(KVL_E_USAGE, "%s has no table for %s=%s: calibrate with a --for that has it", path, group_name, learner.data));
     KVL_H5(path, group = H5Gopen2(file, group_name, H5P_DEFAULT), "open group %s", group_name);
-    KVL_TRY(expect_text(path, group, "codec", codec.data));
+    KVL_TRY(expect_text(path, group, "codec", learner.data));
     KVL_TRY(kvl_h5_get_text(path, group, "arrays", names, sizeof names));
     for (char *next = names, *name; (name = strsep(&next, " ")) != NULL;) KVL_TRY(read_array(path, group, name, side, table));
 done:
     kvl_h5_close(&group);
-    kvl_text_free(&codec);
+    kvl_text_free(&learner);
     return status;
 }
 

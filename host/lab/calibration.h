@@ -1,9 +1,9 @@
-/* Calibration tables: what a codec learns from a text before it is used (kvl_plugin.h, calibrate()), made, written, read and checked.
+/* Calibration tables: what a codec or a projection learns from a text before it is used (kvl_plugin.h, calibrate()), made, written, read and checked.
  *
  * The file is HDF5. Root attributes: format "kvlab calibration table", version 1, model, model_sha256, text_sha256, form (what the codec was
- * given of a row: "rope=pre rot=none korder=gguf"), n_tokens, sink. Groups k and v, one for each side whose codec calibrates: attribute codec (its text
- * with all options) and byte_version; a float32 dataset [layer][kv head][n] for each array of the codec, with its place in a stream's table as attribute
- * `offset`. */
+ * given of a row: "rope=pre rot=none korder=gguf"), n_tokens, sink. Groups k and v, one for each side that learns: attributes codec (its text with all
+ * options; of a projection, whose table serves all of them, the name), byte_version and arrays (the order of the datasets in a stream's table); a
+ * float32 dataset [layer][stream][n] for each array. A stream is a kv head, or those that a projection takes together. */
 #ifndef KVL_CALIBRATION_H
 #define KVL_CALIBRATION_H
 #include "eval.h"

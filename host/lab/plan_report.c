@@ -7,16 +7,16 @@ static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[
 {
     kvl_status status = KVL_OK;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
-        for (int s = 0; s < KVL_SIDES; s++) {
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
             const struct kvl_layer_plan *layer = &plan->layer[l];
             const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
             const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, held);
             struct kvl_codec_bytes used;
             KVL_TRY(kvl_side_bytes(&layer->side[s], kvl_side_held(&layer->side[s], sealed - layer->sink), &used));
-            used.payload += kvl_exact_rows_held(plan, layer, s, sealed, held) * layer->exact_row_bytes;
-            bytes[KVL_MEM_PAYLOAD] += used.payload * plan->dims.n_kv_head;
-            bytes[KVL_MEM_SCALE] += used.scale * plan->dims.n_kv_head;
-            bytes[KVL_MEM_INDEX] += used.index * plan->dims.n_kv_head;
+            used.payload += kvl_exact_rows_held(plan, layer, s, sealed, held) * layer->side[s].exact_row_bytes;
+            bytes[KVL_MEM_PAYLOAD] += used.payload * layer->n_stream;
+            bytes[KVL_MEM_SCALE] += used.scale * layer->n_stream;
+            bytes[KVL_MEM_INDEX] += used.index * layer->n_stream;
         }
 done:
     return status;

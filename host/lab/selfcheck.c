@@ -181,7 +181,7 @@ static kvl_status load_known_table(void *context, const struct kvl_layer_spec *e
 {
     const struct known_table *known = context;
     kvl_status status = KVL_OK;
-    *out = (struct kvl_table){.n_layer = 1, .n_kv_head = CODEC_KV_HEADS};
+    *out = (struct kvl_table){.n_layer = 1, .n_stream = CODEC_KV_HEADS};
     for (int s = 0; s < KVL_SIDES; s++) {
         const struct kvl_known_answer *answer = known->of_side[s];
         struct kvl_codec_shape shape;

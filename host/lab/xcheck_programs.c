@@ -109,7 +109,7 @@ static kvl_status add_cache_programs(struct list *list, const char *spec_text, c
     KVL_TRY(add_cache_program(list, &plan, codecs, "store.cl", 1));
     if (extra != NULL) KVL_TRY(add_cache_program(list, &plan, codecs, extra, 1));
     KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", 1));
-    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(&plan)));
+    KVL_TRY(add_cache_program(list, &plan, codecs, "attend.cl", kvl_prefill_tile(&plan, plan.layer)));
 done:
     kvl_cache_plan_free(&plan);
     kvl_spec_free(&spec);

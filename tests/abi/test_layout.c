@@ -176,6 +176,20 @@ static const struct frozen layout[] = {
 
     AT(kvl_budget, layer_target, 96),
     AT(kvl_budget, split, 104),
+
+    AT(kvl_projection_dims, struct_size, 0), /* all of projections: ABI 1.2 */
+    AT(kvl_projection_dims, role, 4),
+    AT(kvl_projection_dims, head_dim, 8),
+    SIZE(kvl_projection_dims, 16),
+    AT(kvl_projection_shape, struct_size, 0),
+    AT(kvl_projection_shape, heads, 4),
+    AT(kvl_projection_shape, rank, 8),
+    AT(kvl_projection_shape, rebuilt, 12),
+    AT(kvl_projection_shape, table_floats, 16),
+    AT(kvl_projection, roles, 96),
+    AT(kvl_projection, shape, 104),
+    AT(kvl_projection, matrices, 112),
+    AT(kvl_projection, calibrate, 120),
 };
 
 static void layout_is_frozen(void **state)
@@ -195,6 +209,8 @@ static void numbers_are_frozen(void **state)
     assert_int_equal(KVL_NEED_QUERY_STATS | KVL_NEED_COLUMN_SUMS | KVL_NEED_OUTPUT | KVL_NEED_NORMALS, 0x78);
     assert_int_equal(KVL_NEED_FOLLOWING | KVL_NEED_REPETITION, 0x180);
     assert_int_equal(KVL_OPTION_NUMBERS, 5);
+    assert_int_equal(KVL_KIND_PROJECTION, 4);
+    assert_int_equal(KVL_OPTION_CODEC, 6);
     assert_int_equal(KVL_ROLE_K | KVL_ROLE_V << 4 | KVL_ROLE_JOINT << 8, 0x421);
     assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
     assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,

@@ -42,7 +42,7 @@ static void refuses_other_abis(void **state)
 {
     assert_refused("magic", "-DMAGIC=0x12345678", KVL_E_FORMAT, "magic is 0x12345678, kvlab's is 0x4c564b31");
     assert_refused("major", "-DMAJOR=2", KVL_E_UNSUPPORTED, "plug-in ABI 2.2, this kvlab has 1.2");
-    assert_refused("kind", "-DKIND=77", KVL_E_UNSUPPORTED, "plug-in of kind 77, this kvlab has kinds 1 (codec), 2 (score) and 3 (budget)");
+    assert_refused("kind", "-DKIND=77", KVL_E_UNSUPPORTED, "plug-in of kind 77, this kvlab has kinds 1 (codec), 2 (score), 3 (budget) and 4 (projection)");
     assert_refused("small", "-DSTRUCT_SIZE=100", KVL_E_FORMAT, "struct_size is 100 bytes, ABI 1.0 needs at least 168");
 }
 

@@ -20,7 +20,8 @@ struct setup {
     uint32_t n_tokens, rope_dim;
 };
 
-static uint32_t row_floats(const struct setup *s) { return (s->dims.n_head + 2 * s->dims.n_kv_head) * s->dims.head_dim; }
+static uint32_t row_floats(const struct setup *s) { return kvl_stage_row(&s->dims); }
+static uint32_t out_floats(const struct setup *s) { return s->dims.n_head * kvl_output_dim(&s->dims); }
 
 static void fill(struct setup *s)
 {
@@ -48,6 +49,7 @@ static void fill(struct setup *s)
         float *row = s->rows + (size_t)t * row_floats(s);
         memcpy(row, s->q + (size_t)t * s->dims.n_head * d, s->dims.n_head * d * sizeof(float));
         memcpy(row + s->dims.n_head * d, s->k + (size_t)t * s->dims.n_kv_head * d, s->dims.n_kv_head * d * sizeof(float));
+        if (kvl_sides(&s->dims) == 1) continue;
         memcpy(row + (s->dims.n_head + s->dims.n_kv_head) * d, s->v + (size_t)t * s->dims.n_kv_head * d, s->dims.n_kv_head * d * sizeof(float));
     }
 }
@@ -70,7 +72,7 @@ static void open_setup(struct setup *s, const char *spec)
     const uint64_t angle_bytes = ((uint64_t)s->n_tokens * s->rope_dim + 2) * sizeof(float);
     assert_ok(kvl_buffer_new(device, "rotary", -1, KVL_MEM_SCRATCH, angle_bytes, true, &s->rotary));
     assert_ok(kvl_buffer_write(s->rotary, 0, angle_bytes, s->angles));
-    assert_ok(kvl_buffer_new(device, "out", -1, KVL_MEM_SCRATCH, u * s->dims.n_head * s->dims.head_dim * sizeof(float), true, &s->out));
+    assert_ok(kvl_buffer_new(device, "out", -1, KVL_MEM_SCRATCH, u * out_floats(s) * sizeof(float), true, &s->out));
 }
 
 static void close_setup(struct setup *s)
@@ -101,7 +103,7 @@ static void store(struct setup *s, uint32_t n)
 /* Feeds tokens [from, to) in pieces of u through layer 0; results to got. */
 static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
 {
-    const size_t out_row = (size_t)s->dims.n_head * s->dims.head_dim;
+    const size_t out_row = out_floats(s);
     for (uint32_t p = from; p < to; p += u) {
         const uint32_t n = to - p < u ? to - p : u;
         assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows + (size_t)p * row_floats(s)));
@@ -114,7 +116,7 @@ static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
 static double worst_difference(const struct setup *s)
 {
     double worst = 0.0;
-    for (size_t i = 0; i < (size_t)s->n_tokens * s->dims.n_head * s->dims.head_dim; i++) {
+    for (size_t i = 0; i < (size_t)s->n_tokens * out_floats(s); i++) {
         const double d = fabs((double)s->got[i] - s->want[i]);
         if (!(d <= worst)) worst = d; /* a NaN counts */
     }
@@ -122,7 +124,8 @@ static double worst_difference(const struct setup *s)
 }
 
 static const struct kvl_cache_dims dims_smol = {1, 9, 3, 64}, dims_tiny = {1, 6, 2, 16}, dims_one = {1, 1, 1, 128}, dims_wide = {1, 8, 1, 32},
-                                   dims_odd = {1, 4, 2, 24}, dims_forty = {1, 40, 1, 40};
+                                   dims_odd = {1, 4, 2, 24}, dims_forty = {1, 40, 1, 40},
+                                   dims_joint = {1, 8, 1, 80, .joint_value_dim = 64, .scale = 0.1f};
 
 static const struct row {
     const char *spec;
@@ -208,6 +211,19 @@ static const struct row {
     {"k=think(recent=0) v=f32 table=random", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
     {"k=think(ratio=0.7) v=int4 sink=4 table=random", &dims_odd, 90, 33, KVL_P2_WRITE_THEN_READ, false, 24},
     {"k=think(recent=8,unit=24) v=f16 korder=hf table=random", &dims_tiny, 150, 1, KVL_P4_STREAMING, true, 16},
+    /* the reference makes rows again whatever the device does, so both forms are compared with the same */
+    {"latent(rank=32,of=f32) table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"latent(rank=32,of=f32,read=rebuilt) table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"latent(rank=64,of=f32) rope=pre table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
+    {"k=latent(rank=64,heads=3) v=latent(rank=96,heads=3) sink=4 tail=20 table=random", &dims_smol, 150, 32, KVL_P1_FAKE_QUANT, false, 64},
+    {"latent(rank=48,heads=3,of=int8,read=rebuilt) rope=pre rot=hadamard sink=3 tail=8 table=random", &dims_smol, 130, 33, KVL_P2_WRITE_THEN_READ, false, 48},
+    {"k=latent(rank=32,of=int4) v=int8 rot=hadamard korder=hf table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"k=int4 v=latent(rank=16,of=kivi(bits=4,group=16,residual=32)) window=70 table=random", &dims_smol, 150, 13, KVL_P2_WRITE_THEN_READ, true, 64},
+    {"latent(rank=8,of=int8) rot=random(seed=2) table=random", &dims_odd, 90, 1, KVL_P4_STREAMING, true, 24},
+    {"f32", &dims_joint, 150, 64, KVL_P1_FAKE_QUANT, true, 16},
+    {"f16 sink=4 tail=20", &dims_joint, 150, 1, KVL_P4_STREAMING, false, 16},
+    {"int4 rot=hadamard sink=2", &dims_joint, 150, 33, KVL_P2_WRITE_THEN_READ, true, 16},
+    {"int8 rope=pre korder=hf window=40", &dims_joint, 150, 16, KVL_P1_FAKE_QUANT, true, 16},
 };
 
 static void run_row(const struct row *row)
@@ -298,7 +314,8 @@ static void codes_equal_reference(void **state)
                                         "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random",
                                         "gear", "gear(bits=3,block=32,outliers=3,rank=1)", "k=think(recent=0) v=f16 table=random",
                                         "int4(clip=0.95)", "int2(group=32,clip=0.4,search=6)", "k=int3(sym,clip=0.5,search=5,e4m3) v=int4(group=16,e4m3)", "int8(e5m2)",
-                                        "kivi(residual=0,clip=0.6,search=4,e4m3)", "k=kivi(token,residual=0,e5m2) v=kivi(channel,residual=0,bits=4,clip=0.9)"};
+                                        "kivi(residual=0,clip=0.6,search=4,e4m3)", "k=kivi(token,residual=0,e5m2) v=kivi(channel,residual=0,bits=4,clip=0.9)",
+                                        "latent(rank=48,of=int4) rot=hadamard table=random", "latent(rank=32,heads=3,of=int8) rope=pre table=random"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         if (!kvl_row_is_wanted(specs[i])) continue;
         struct setup s = {.dims = dims_smol, .n_tokens = 64};
@@ -316,13 +333,14 @@ static void codes_equal_reference(void **state)
         store(&s, 64);
         for (int side = 0; side < KVL_SIDES; side++) {
             const struct kvl_side_plan *plan = &s.plan.layer[0].side[side];
-            const uint32_t d = s.dims.head_dim;
+            const uint32_t streams = s.plan.layer[0].n_stream, last = streams - 1, channels = plan->record.channels;
             uint8_t got[1 << 16] = {0}, want[1 << 16] = {0};
-            float x[64 * 64];
+            float x[64 * 64], records[64 * 3 * 64];
+            assert_ok(kvl_reference_records(&s.plan, 0, side, 64, side == KVL_SIDE_K ? s.k : s.v, (struct kvl_rope){0}, records));
             for (uint32_t t = 0; t < 64; t++)
-                memcpy(x + (size_t)t * d, (side == KVL_SIDE_K ? s.k : s.v) + ((size_t)t * s.dims.n_kv_head + 1) * d, d * sizeof(float));
-            assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, kvl_side_table(plan, 1), 0, 64, x, want), 0);
-            assert_ok(kvl_cache_read_page(s.cache, 0, side, 1, 0, got));
+                memcpy(x + (size_t)t * channels, records + ((size_t)t * streams + last) * channels, channels * sizeof(float));
+            assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, kvl_side_table(plan, last), 0, 64, x, want), 0);
+            assert_ok(kvl_cache_read_page(s.cache, 0, side, last, 0, got));
             for (uint64_t b = 0; b < plan->page_bytes; b++)
                 if (got[b] != want[b]) fail_msg("%s side %d byte %llu: device %u, reference %u", specs[i], side, (unsigned long long)b, got[b], want[b]);
         }
@@ -355,13 +373,16 @@ static void missing_table_is_refused(void **state)
     struct kvl_spec *spec = NULL;
     const struct kvl_cache_dims dims = dims_smol;
     const struct kvl_cache_limits limits = {1ull << 30, 2};
-    assert_ok(kvl_spec_parse("kvquant", &spec));
-    const struct kvl_cache_config config = {.spec = spec, .n_ctx = 64, .ubatch = 64};
-    assert_ok(kvl_cache_plan_make(&dims, &config, &limits, &plan));
-    assert_int_equal(kvl_cache_new(kvl_test_device, &plan, &cache), KVL_E_USAGE);
-    assert_non_null(strstr(kvl_error_text(), "kvlab calibrate"));
-    kvl_error_clear();
-    kvl_spec_free(&spec);
+    static const char *const specs[] = {"kvquant", "latent(of=int4)"};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        assert_ok(kvl_spec_parse(specs[i], &spec));
+        const struct kvl_cache_config config = {.spec = spec, .n_ctx = 64, .ubatch = 64};
+        assert_ok(kvl_cache_plan_make(&dims, &config, &limits, &plan));
+        assert_int_equal(kvl_cache_new(kvl_test_device, &plan, &cache), KVL_E_USAGE);
+        assert_non_null(strstr(kvl_error_text(), "kvlab calibrate"));
+        kvl_error_clear();
+        kvl_spec_free(&spec);
+    }
 }
 
 /* Elements outside a key channel's range that find no slot are counted. */

@@ -142,7 +142,7 @@ static void check_bytes(struct bench *b)
             const uint32_t held = kvl_cache_places(b->cache, 0, h), sealed = kvl_sealed_end(layer, &layer->side[s], held);
             struct kvl_codec_bytes used;
             assert_ok(kvl_side_bytes(&layer->side[s], sealed > layer->sink ? sealed - layer->sink : 0, &used));
-            tokens += used.payload + used.scale + (held < layer->sink ? held : held - sealed + layer->sink) * layer->exact_row_bytes;
+            tokens += used.payload + used.scale + (held < layer->sink ? held : held - sealed + layer->sink) * layer->side[s].exact_row_bytes;
         }
     assert_int_equal(bytes[KVL_MEM_PAYLOAD] + bytes[KVL_MEM_SCALE], tokens);
 }

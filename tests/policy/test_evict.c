@@ -42,7 +42,7 @@ static void check_bytes(struct rig *r, uint32_t later)
                 const uint32_t held = kept->offset[h + 1] - kept->offset[h] + later, sealed = kvl_sealed_end(layer, &layer->side[s], held);
                 struct kvl_codec_bytes used;
                 assert_ok(kvl_side_bytes(&layer->side[s], sealed - layer->sink, &used));
-                wanted += used.payload + used.scale + (held < layer->sink ? held : held - sealed + layer->sink) * layer->exact_row_bytes;
+                wanted += used.payload + used.scale + (held < layer->sink ? held : held - sealed + layer->sink) * layer->side[s].exact_row_bytes;
             }
     }
     assert_ok(kvl_session_bytes(r->session, &bytes));

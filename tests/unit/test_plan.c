@@ -150,7 +150,7 @@ static void kivi_holds_what_the_paper_says(void **state)
         const uint32_t sealed = kvl_sealed_after(&plan, &layer->side[s], 0, 4096);
         struct kvl_codec_bytes used;
         assert_int_equal(kvl_side_bytes(&layer->side[s], sealed, &used), KVL_OK);
-        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->exact_row_bytes;
+        const uint64_t rows = kvl_exact_rows_held(&plan, layer, s, sealed, 4096) * layer->side[s].exact_row_bytes;
         assert_int_equal(used.payload + used.scale + rows, wanted[s]);
         assert_int_equal(layer->side[s].slots * layer->side[s].page_bytes + rows, wanted[s]);
     }

@@ -71,8 +71,8 @@ static void resolves(void **state)
                     "k=int4(group=0,sym,clip=1,search=0,f16) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
+    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
     assert_resolved("quarot4 sink=4", "k=int4(group=0,asym,clip=0.95,search=0,f16) v=int4(group=0,asym,clip=0.95,search=0,f16) rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
@@ -87,7 +87,7 @@ static void resolves_overrides(void **state)
     assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020");
+    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020 pos=compact");
     assert_resolved("window=8 all_layers", "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=8 keep=none budget=none when=prefill pos=keep all_layers=yes");
     assert_resolved("all_layers @2-2 all_layers=no", PLAIN " all_layers=yes @2-2 all_layers=no");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
@@ -135,7 +135,7 @@ static void refuses_bad_words(void **state)
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
                    "--kv: sink= is given twice at character 15 of \"streaming-llm sink=8\": write the preset out and"
-                   " change it: sink=4 window=1020");
+                   " change it: sink=4 window=1020 pos=compact");
     assert_refused("streaming-llm(3)",
                    "--kv: preset streaming-llm takes no options at character 15 of \"streaming-llm(3)\": remove the parentheses");
 }
@@ -197,10 +197,19 @@ static void refuses_mixes(void **state)
     assert_refused("k=think(window=0)", "--kv: window=0 is out of range at character 16 of \"k=think(window=0)\": legal is a whole number from 1 to 4096");
 }
 
-static void refuses_what_is_not_built(void **state)
+/* A projection and the codec behind it. */
+static void projections_name_their_codec(void **state)
 {
-    assert_refused("latent(rank=4)",
-                   "--kv: codec latent is not available in this build at character 1 of \"latent(rank=4)\": available: " CODECS);
+    assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
+                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "keep=none budget=none when=prefill pos=keep");
+    assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
+    assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
+    assert_refused("latent(of=int4", "--kv: '(' is never closed at character 7 of \"latent(of=int4\": add ')'");
+    assert_refused("latent(of=)", "--kv: unexpected ')' at character 11 of \"latent(of=)\": items are WORD, key=value, value=name(option=value,...) or @a-b,"
+                                  " with spaces between");
+    assert_refused("latent(of=kvquant)", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
+    assert_refused("k=latent v=kvquant", "--kv: codec kvquant learns from rows as they are stored, which cannot be done behind or beside a projection yet: use a codec without a table");
 }
 
 #define SNAPKV "snapkv(window=32,kernel=5,avg,mean,gqa=mean)"
@@ -215,6 +224,9 @@ static void reads_evictions(void **state)
     assert_resolved("keep=knorm budget=uniform(kept=0.5) @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)",
                     "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=knorm budget=uniform(kept=0.5) when=prefill pos=keep"
                     " @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)");
+    assert_resolved("keep=h2o budget=uniform(tokens=9) when=every:16 @0-0 when=full",
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=h2o(recent=0.5,gqa=mean) budget=uniform(tokens=9) when=every:16 pos=keep"
+                    " @0-0 when=full");
     assert_refused("keep=knorm", "--kv: keep=knorm without a budget: add budget=uniform(kept=0.5) or another");
     assert_refused("budget=ada(kept=0.5)", "--kv: budget=ada without a score: add keep=, or leave it out");
     assert_refused("keep=knorm budget=uniform", "a budget wants exactly one of kept=, removed=, tokens=, bytes=; 0 are given");
@@ -320,7 +332,7 @@ int main(void)
         cmocka_unit_test(refuses_bad_form),
         cmocka_unit_test(refuses_bad_options),
         cmocka_unit_test(refuses_mixes),
-        cmocka_unit_test(refuses_what_is_not_built),
+        cmocka_unit_test(projections_name_their_codec),
         cmocka_unit_test(reads_evictions), cmocka_unit_test(checks_dims),
         cmocka_unit_test(presets_are_usable),
         cmocka_unit_test(survives_failing_allocations),
