@@ -88,6 +88,8 @@ static void resolves_overrides(void **state)
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020 pos=compact");
+    assert_resolved("window=8 all_layers", "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=8 keep=none budget=none when=prefill pos=keep all_layers=yes");
+    assert_resolved("all_layers @2-2 all_layers=no", PLAIN " all_layers=yes @2-2 all_layers=no");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
 }
 
@@ -176,6 +178,8 @@ static void refuses_bad_options(void **state)
                    "--kv: group=x is out of range at character 12 of \"int4(group=x)\": legal is a whole number from 0 to 65536");
     assert_refused("int4(group=-1)",
                    "--kv: group=-1 is out of range at character 12 of \"int4(group=-1)\": legal is a whole number from 0 to 65536");
+    assert_refused("all_layers all_layers=no", "--kv: all_layers= is given twice at character 12 of \"all_layers all_layers=no\": keep one");
+    assert_refused("all_layers(1)", "--kv: all_layers= takes no options at character 12 of \"all_layers(1)\": remove the parentheses");
     assert_refused("int4(search=4)", "search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
     assert_refused("int4(clip=0)", "--kv: clip=0 is out of range at character 11 of \"int4(clip=0)\": legal is a number from 0.1 to 1");
     assert_refused("int4(scheme=up)", "--kv: unknown scheme 'up' at character 13 of \"int4(scheme=up)\": legal are asym sym");
