@@ -138,8 +138,81 @@ static const struct kvl_arch_tensor llama_tensors[] = {
     {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
 };
 
+/* ---- deepseek2: latent attention (mla.h), else as llama; without experts ---- */
+
+/* Lengths of a head's key and value, as the file that says them for latents (key_length is then the latent's) or the older one has them. */
+static kvl_status read_head_lengths(const struct kvl_arch *arch, const struct kvl_gguf *gguf, uint32_t *key, uint32_t *value)
+{
+    const bool of_latents = kvl_gguf_has(gguf, kvl_arch_key(arch, "attention.key_length_mla").text);
+    kvl_status status = read_count(arch, gguf, of_latents ? "attention.key_length_mla" : "attention.key_length", MAX_HEAD_DIM, key);
+    if (status == KVL_OK) status = read_count(arch, gguf, of_latents ? "attention.value_length_mla" : "attention.value_length", MAX_HEAD_DIM, value);
+    return status;
+}
+
+static kvl_status check_latents(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t key)
+{
+    const struct kvl_mla_dims *d = &dims->mla;
+    if (dims->rope_dim % 8 != 0 || dims->rope_dim >= key)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: rope.dimension_count is %" PRIu32 ", wanted a multiple of 8 below the key's %" PRIu32, kvl_gguf_path(gguf),
+                        dims->rope_dim, key);
+    if (d->content_dim % 32 != 0 || d->value_dim % 32 != 0 || d->kv_rank % 32 != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED,
+                        "%s: heads of %" PRIu32 " channels of content and %" PRIu32 " of value, latents of %" PRIu32 ": wanted multiples of 32",
+                        kvl_gguf_path(gguf), d->content_dim, d->value_dim, d->kv_rank);
+    return KVL_OK;
+}
+
+static kvl_status read_deepseek2_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    uint32_t key;
+    KVL_TRY(refuse_unsupported(arch, gguf));
+    KVL_TRY(read_count(arch, gguf, "block_count", MAX_LAYERS, &dims->n_layer));
+    KVL_TRY(read_count(arch, gguf, "context_length", INT32_MAX, &dims->n_ctx_train));
+    KVL_TRY(read_count(arch, gguf, "embedding_length", MAX_WIDTH, &dims->n_embd));
+    KVL_TRY(read_count(arch, gguf, "feed_forward_length", MAX_WIDTH, &dims->n_ff));
+    KVL_TRY(read_count(arch, gguf, "attention.head_count", MAX_HEADS, &dims->n_head));
+    KVL_TRY(read_count(arch, gguf, "attention.kv_lora_rank", MAX_HEAD_DIM, &dims->mla.kv_rank));
+    KVL_TRY(read_count_or(arch, gguf, "attention.q_lora_rank", MAX_WIDTH, 0, &dims->mla.q_rank));
+    KVL_TRY(read_count(arch, gguf, "rope.dimension_count", MAX_HEAD_DIM, &dims->rope_dim));
+    KVL_TRY(read_head_lengths(arch, gguf, &key, &dims->mla.value_dim));
+    dims->mla.content_dim = key > dims->rope_dim ? key - dims->rope_dim : 0;
+    KVL_TRY(check_latents(gguf, dims, key));
+    dims->n_kv_head = 1;
+    dims->head_dim = dims->mla.kv_rank + dims->rope_dim;
+    KVL_TRY(read_positive(arch, gguf, "attention.layer_norm_rms_epsilon", &dims->rms_eps));
+    dims->rope_base = 10000.0f;
+    if (kvl_gguf_has(gguf, kvl_arch_key(arch, "rope.freq_base").text)) KVL_TRY(read_positive(arch, gguf, "rope.freq_base", &dims->rope_base));
+    KVL_TRY(read_vocab(arch, gguf, dims));
+done:
+    return status;
+}
+
+/* mla.c asks for those of the optional ones that belong together. */
+static const struct kvl_arch_tensor deepseek2_tensors[] = {
+    {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
+    {"output_norm.weight", KVL_EMBD, KVL_ONE},
+    {"output.weight", KVL_EMBD, KVL_VOCAB, .optional = true},
+    {"attn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"attn_q.weight", KVL_EMBD, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
+    {"attn_q_a.weight", KVL_EMBD, KVL_Q_RANK, .in_layer = true, .optional = true},
+    {"attn_q_a_norm.weight", KVL_Q_RANK, KVL_ONE, .in_layer = true, .optional = true},
+    {"attn_q_b.weight", KVL_Q_RANK, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
+    {"attn_kv_a_mqa.weight", KVL_EMBD, KVL_LATENT_ROW, .in_layer = true},
+    {"attn_kv_a_norm.weight", KVL_KV_RANK, KVL_ONE, .in_layer = true},
+    {"attn_kv_b.weight", KVL_KV_RANK, KVL_MLA_UP_ROWS, .in_layer = true, .optional = true},
+    {"attn_k_b.weight", KVL_CONTENT, KVL_KV_RANK, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
+    {"attn_v_b.weight", KVL_KV_RANK, KVL_VALUE, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
+    {"attn_output.weight", KVL_VALUE_ROWS, KVL_EMBD, .in_layer = true},
+    {"ffn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"ffn_gate.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_up.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
+};
+
 const struct kvl_arch kvl_archs[] = {
     {"llama", llama_tensors, sizeof llama_tensors / sizeof *llama_tensors, read_llama_dims},
+    {"deepseek2", deepseek2_tensors, sizeof deepseek2_tensors / sizeof *deepseek2_tensors, read_deepseek2_dims},
 };
 const size_t kvl_n_archs = sizeof kvl_archs / sizeof *kvl_archs;
 

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "log.h"
 #include "mem.h"
+#include "mla.h"
 #include "prompt.h"
 #include "rng.h"
 #include "witness.h"
@@ -29,6 +30,7 @@ struct layer_weights {
     struct kvl_buffer *attn_norm, *ffn_norm; /* [E] f32 */
     struct kvl_linear matrix[MOST_MATRICES];
     size_t n_matrices;
+    struct kvl_mla *mla; /* in place of QKV where attention is of latents; else NULL */
 };
 
 struct kvl_weights {
@@ -65,6 +67,8 @@ static kvl_status pack_layer(const struct kvl_model *model, int layer, struct pa
     out[GATE_UP] = (struct packing){.owner = "gate_up", .n = 2, .swiglu = true};
     KVL_TRY(find_tensor(model, layer, "ffn_gate", &out[GATE_UP].tensor[0]));
     KVL_TRY(find_tensor(model, layer, "ffn_up", &out[GATE_UP].tensor[1]));
+    *n = QKV;
+    if (model->dims.mla.kv_rank != 0) goto done;
     out[QKV] = (struct packing){.owner = "qkv"};
     for (int i = 0; i < 3; i++) {
         KVL_TRY(find_tensor(model, layer, names[i], &tensor));
@@ -112,6 +116,7 @@ static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weig
     KVL_TRY(load_norm(w, layer, "attn_norm", &out->attn_norm));
     KVL_TRY(load_norm(w, layer, "ffn_norm", &out->ffn_norm));
     KVL_TRY(pack_layer(w->model, layer, packing, &n));
+    if (w->model->dims.mla.kv_rank != 0) KVL_TRY(kvl_mla_load(w->model, w->device, layer, &out->mla));
     while (out->n_matrices < n) {
         const size_t i = out->n_matrices++;
         KVL_TRY(load_packed(w, layer, &packing[i], &out->matrix[i]));
@@ -148,6 +153,7 @@ void kvl_weights_free(struct kvl_weights **weights)
         kvl_buffer_free(&layer->attn_norm);
         kvl_buffer_free(&layer->ffn_norm);
         for (size_t i = 0; i < layer->n_matrices; i++) kvl_linear_free(&layer->matrix[i]);
+        kvl_mla_free(&layer->mla);
     }
     kvl_free(&w->layer);
     kvl_buffer_free(&w->output_norm);
@@ -178,6 +184,9 @@ kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes)
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(pack_layer(model, (int)l, packing, &n));
         for (size_t i = 0; i < n; i++) *bytes += packed_bytes(&packing[i]);
+        uint64_t latent_bytes = 0;
+        if (dims->mla.kv_rank != 0) KVL_TRY(kvl_mla_bytes(model, (int)l, &latent_bytes));
+        *bytes += latent_bytes;
     }
 done:
     return status;
@@ -185,9 +194,10 @@ done:
 
 /* ---- scratch of the forward pass ---- */
 
-enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, N_SCRATCH };
+enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, LATENT, N_SCRATCH = LATENT + KVL_MLA_SCRATCH };
 _Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
-static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary"};
+static const char *const scratch_name[N_SCRATCH] = {"token ids",    "hidden", "normed", "qkv stage",          "attended",    "feed forward",
+                                                    "logits",       "rotary", "queries of low rank", "latent rows", "rows of heads"};
 
 struct kvl_session {
     struct kvl_weights *weights;
@@ -207,7 +217,8 @@ static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
 /* The widest matrix that tokens go through. */
 static uint64_t most_columns(const struct kvl_dims *dims)
 {
-    const uint64_t heads = (uint64_t)dims->n_head * dims->head_dim, least = heads > dims->n_embd ? heads : dims->n_embd;
+    const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
+    const uint64_t heads = (uint64_t)dims->n_head * kvl_output_dim(&cache), least = heads > dims->n_embd ? heads : dims->n_embd;
     return dims->n_ff > least ? dims->n_ff : least;
 }
 
@@ -215,15 +226,17 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
                          uint64_t bytes[KVL_SESSION_SCRATCH])
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
-    const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
+    const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
+    const uint64_t u = kvl_cache_ubatch(&cache);
     bytes[IDS] = u * sizeof(int32_t);
     bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
     bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
-    bytes[STAGE] = u * (q + 2 * kv) * sizeof(float);
-    bytes[ATTENDED] = u * padded(q) * sizeof(float);
+    bytes[STAGE] = u * kvl_stage_row(&cache_dims) * sizeof(float);
+    bytes[ATTENDED] = u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    kvl_mla_scratch(dims, u, bytes + LATENT);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
@@ -250,7 +263,7 @@ done:
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
                                   struct kvl_cache_plan *out)
 {
-    const struct kvl_cache_dims cache_dims = {dims->n_layer, dims->n_head, dims->n_kv_head, dims->head_dim};
+    const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     return kvl_cache_plan_make(&cache_dims, &cache, limits, out);
 }
@@ -280,7 +293,7 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     KVL_TRY(kvl_cache_new(weights->device, &plan, &s->cache));
     kvl_session_scratch(dims, config, limits.tuning, bytes);
     for (int i = 0; i < N_SCRATCH; i++)
-        KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
+        if (bytes[i] != 0) KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
     KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
     KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
     KVL_TRY(write_rotary(s));
@@ -347,6 +360,28 @@ done:
     return status;
 }
 
+static struct kvl_mla_run mla_run(struct kvl_session *s)
+{
+    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
+}
+
+/* Step 1 of the cache's order: the stage's rows from hidden ones. */
+static kvl_status project(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
+{
+    const struct kvl_mla_run run = mla_run(s);
+    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
+    return layer->mla == NULL ? project_qkv(s, layer, n, hidden) : kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
+}
+
+/* What the output matrix is multiplied with. */
+static kvl_status attended_rows(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows *out)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_mla_run run = mla_run(s);
+    *out = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
+    return layer->mla == NULL ? KVL_OK : kvl_mla_values(layer->mla, &run, n, s->scratch[ATTENDED], out);
+}
+
 /* One layer for n tokens whose hidden rows are given; prompt: NULL, or the prompt that passes through the layers one at a time. */
 static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
@@ -356,11 +391,12 @@ static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, s
     const struct layer_weights *layer = &w->layer[l];
     const bool exact = s->config.exact;
     const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
-    const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
-    KVL_TRY(project_qkv(s, layer, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    struct kvl_rows attended;
+    KVL_TRY(project(s, layer, n, hidden)); /* and steps 2 to 8: */
     if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
     else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+    KVL_TRY(attended_rows(s, layer, n, &attended));
     KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
     KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
     KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
@@ -386,7 +422,8 @@ done:
 static uint64_t layer_products(const struct kvl_dims *dims)
 {
     const uint64_t q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
-    return dims->n_layer * ((uint64_t)dims->n_embd * (2 * q + 2 * kv) + 3ull * dims->n_embd * dims->n_ff);
+    const uint64_t attention = dims->mla.kv_rank != 0 ? kvl_mla_products(dims) : (uint64_t)dims->n_embd * (2 * q + 2 * kv);
+    return dims->n_layer * (attention + 3ull * dims->n_embd * dims->n_ff);
 }
 
 static void count_forward(struct kvl_session *s, uint32_t n, uint32_t n_logits)
@@ -679,7 +716,8 @@ void kvl_session_counters(const struct kvl_session *s, struct kvl_counters *out)
     *out = s->counters;
     out->kv_tokens_read = reads.tokens;
     out->kv_bytes_read = reads.bytes;
-    out->flops += 4 * reads.tokens * dims->n_layer * dims->n_head * dims->head_dim;
+    const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
+    out->flops += 2 * reads.tokens * dims->n_layer * dims->n_head * (dims->head_dim + kvl_output_dim(&cache));
     out->launches = kvl_device_launches(s->weights->device) - s->launches_before;
 }
 
@@ -689,7 +727,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     kvl_status status = kvl_cache_bytes(s->cache, bytes);
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
-    for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += kvl_buffer_bytes(s->scratch[i]);
+    for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += s->scratch[i] != NULL ? kvl_buffer_bytes(s->scratch[i]) : 0;
     bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
         .bytes_per_token = plan->bytes_per_token,
