@@ -1,8 +1,8 @@
-/* embed.cl: rows of a packed matrix by token id, dequantized. ids outside first_row .. first_row + n_rows - 1 are another part's.
+/* embed.cl: rows of a packed matrix by token id, dequantized and scaled. ids outside first_row .. first_row + n_rows - 1 are another part's.
  * Grid: KVL_ITEMS work-items that share a row, block of 32 columns by block; tokens. */
 __attribute__((reqd_work_group_size(KVL_ITEMS, 1, 1)))
 kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_cols, uint first_row, uint n_rows,
-                      const global int *ids, ulong ids_offset, global float *y, ulong y_offset, ulong y_stride)
+                      const global int *ids, ulong ids_offset, float scale, global float *y, ulong y_offset, ulong y_stride)
 {
     const uint t = get_global_id(1), row = (uint)ids[ids_offset + t] - first_row;
     if (row >= n_rows) return;
@@ -13,6 +13,6 @@ kernel void kvl_embed(const global ushort *restrict w, uint n_blocks, uint n_col
         w_load32(panel, b, o);
 #pragma unroll
         for (uint k = 0; k < 32; k++)
-            if (b * 32 + k < n_cols) y[b * 32 + k] = o[k];
+            if (b * 32 + k < n_cols) y[b * 32 + k] = o[k] * scale;
     }
 }

@@ -1,7 +1,14 @@
 /* epilogue.cl: what becomes of the products of a pair of panels. */
 #define KVL_STORE 0
 #define KVL_ADD 1    /* y += product: the residual */
-#define KVL_SWIGLU 2 /* even panels are gates, odd ones values: y = silu(gate) * value, half as many outputs */
+#define KVL_GATED 2  /* and more: even panels are gates, odd ones values: y = f(gate) * value, half as many outputs */
+#define KVL_GELU 3   /* f: silu, or gelu by its approximation with tanh (Hendrycks, Gimpel 2016) */
+
+w_float kvl_gate(w_float x, uint epilogue)
+{
+    const w_float slope = epilogue == KVL_GELU ? 1.5957691216057308f * fma(0.044715f * x * x, x, x) : x; /* 2 sqrt(2 / pi) */
+    return x / (1.0f + exp(-slope));
+}
 
 #if KVL_W_LANES == 16
 /* The first min(n, 16) lanes. */
@@ -19,8 +26,8 @@ void kvl_store_lanes(global float *y, uint n, float16 v, bool add)
 /* Panels 2 pair and 2 pair + 1 (which may be missing) of n outputs in all. */
 void kvl_store_pair(global float *y, uint pair, uint n, float16 even, float16 odd, uint epilogue)
 {
-    if (epilogue == KVL_SWIGLU) {
-        kvl_store_lanes(y + pair * 16, n - pair * 16, even / (1.0f + exp(-even)) * odd, false);
+    if (epilogue >= KVL_GATED) {
+        kvl_store_lanes(y + pair * 16, n - pair * 16, kvl_gate(even, epilogue) * odd, false);
         return;
     }
     kvl_store_lanes(y + pair * 32, n - pair * 32, even, epilogue == KVL_ADD);
@@ -35,8 +42,8 @@ void kvl_store(global float *y, uint i, uint n, float v, bool add)
 /* Row `row` of both panels. */
 void kvl_store_pair(global float *y, uint pair, uint row, uint n, float even, float odd, uint epilogue)
 {
-    if (epilogue == KVL_SWIGLU) {
-        kvl_store(y, pair * 16 + row, n, even / (1.0f + exp(-even)) * odd, false);
+    if (epilogue >= KVL_GATED) {
+        kvl_store(y, pair * 16 + row, n, kvl_gate(even, epilogue) * odd, false);
         return;
     }
     kvl_store(y, pair * 32 + row, n, even, epilogue == KVL_ADD);

@@ -27,6 +27,10 @@ def clamp(x):
     return np.clip(np.nan_to_num(x, nan=0.0), -HALF_MAX, HALF_MAX).astype(np.float32)
 
 
+def fma(a, b, c):
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
 def nearest(d, scale, low, high):
     """Exact d / scale rounded half to even (Python's round on a Fraction), clamped."""
     if scale == 0:
@@ -34,37 +38,71 @@ def nearest(d, scale, low, high):
     return max(low, min(high, round(Fraction(float(d)) / Fraction(float(scale)))))
 
 
-def int_group(x, bits, sym):
+FP8 = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
+
+
+def fp8_numbers(kind):
+    """All magnitudes of an 8-bit float, ascending."""
+    mantissa, bias, largest = FP8[kind]
+    codes = np.arange(largest + 1)
+    exponent, fraction = codes >> mantissa, codes & (1 << mantissa) - 1
+    return np.where(exponent > 0, fraction + (1 << mantissa), fraction) * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
+
+
+def beside(kind, x, away):
+    """The number of the 8-bit float next to x, away from zero or towards it."""
+    numbers, size = fp8_numbers(kind), abs(np.float64(x))
+    if size < 2.0**-100:
+        return np.float32(0)
+    at = np.searchsorted(numbers, size, side="left" if away else "right") - (0 if away else 1)
+    return np.float32(np.copysign(numbers[min(at, len(numbers) - 1)], x)) + np.float32(0)
+
+
+def int_params(x, bits, sym, clip, kind):
+    """Scale and zero of numbers of which codes span `clip` of the range."""
+    low, high = x.min(), x.max()
     if sym:
-        steps = 2 ** (bits - 1) - 1
-        scale, zero, low = to_half(np.abs(x).max() / np.float32(steps)), np.float32(0), -steps
-    else:
-        steps = 2**bits - 1
-        scale, zero, low = to_half((x.max() - x.min()) / np.float32(steps)), to_half(x.min()), 0
-    codes = [nearest(np.float32(v - zero), scale, low, steps) for v in x]
-    # code * scale + zero has under 53 bits: exact in float64, so one rounding, as fma has
-    return [np.float32(np.float64(code) * np.float64(scale) + np.float64(zero)) for code in codes]
+        scale = np.float32(clip) * np.abs(x).max() / np.float32(2 ** (bits - 1) - 1)
+        return (to_half(scale) if kind == "f16" else beside(kind, scale, True)), np.float32(0)
+    cut = np.float32(0.5) * (np.float32(1) - np.float32(clip))
+    low, high = fma(cut, high - low, low), fma(-cut, high - low, high)
+    if kind == "f16":
+        return to_half((high - low) / np.float32(2**bits - 1)), to_half(low)
+    zero = beside(kind, low, low < 0)
+    return beside(kind, max(high - zero, np.float32(0)) / np.float32(2**bits - 1), True), zero
 
 
-def decode_int(bits, group, sym, x):
+def int_group(x, bits, sym, clip=1.0, search=0, kind="f16"):
+    steps, low = (2 ** (bits - 1) - 1, 1 - 2 ** (bits - 1)) if sym else (2**bits - 1, 0)
+    step, best = np.float32((1 - clip) / max(search, 1)), None
+    for i in range(search + 1) if search else [1]:
+        scale, zero = int_params(x, bits, sym, fma(np.float32(-i), step, np.float32(1)), kind)
+        codes = [nearest(np.float32(v - zero), scale, low, steps) for v in x]
+        # code * scale + zero has under 53 bits: exact in float64, so one rounding, as fma has
+        decoded = [np.float32(np.float64(code) * np.float64(scale) + np.float64(zero)) for code in codes]
+        error = np.float32(0)
+        for a, b in zip(x, decoded):
+            error = fma(np.float32(a - b), np.float32(a - b), error)
+        if best is None or error < best[0]:
+            best = error, decoded
+    return best[1]
+
+
+def decode_int(bits, group, sym, x, **quantizer):
     x = clamp(x)
     group = group or x.shape[1]
-    rows = [[int_group(row[g : g + group], bits, sym) for g in range(0, len(row), group)] for row in x]
+    rows = [[int_group(row[g : g + group], bits, sym, **quantizer) for g in range(0, len(row), group)] for row in x]
     return np.array(rows, np.float32).reshape(x.shape)
 
 
-def decode_kivi(bits, group, axis, role, x):
+def decode_kivi(bits, group, axis, role, x, **quantizer):
     """KIVI: groups of `group` tokens of a channel (axis channel; the last may be short), or of `group` channels of a token."""
     x = clamp(x)
     if (axis or {"K": "channel", "V": "token"}[role]) == "token":
-        return decode_int(bits, group, False, x)
-    cells = [int_group(column, bits, False) for start in range(0, len(x), group) for column in x[start : start + group].T]
+        return decode_int(bits, group, False, x, **quantizer)
+    cells = [int_group(column, bits, False, **quantizer) for start in range(0, len(x), group) for column in x[start : start + group].T]
     parts = [np.array(cells[i : i + x.shape[1]], np.float32).T for i in range(0, len(cells), x.shape[1])]
     return np.concatenate(parts)
-
-
-def fma(a, b, c):
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
 def matvec(r, v):
@@ -205,12 +243,9 @@ def ggml_blocks_header(names, x):
 # ---- 8-bit floats ----
 
 
-def decode_fp8(mantissa, bias, largest, x):
-    """largest: code of the largest number. The nearest of all numbers, the even code of two that are equally near."""
-    x = clamp(x)
-    codes = np.arange(largest + 1)
-    exponent, fraction = codes >> mantissa, codes & (1 << mantissa) - 1
-    numbers = np.where(exponent > 0, fraction + (1 << mantissa), fraction) * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
+def decode_fp8(kind, x):
+    """The nearest of all numbers, the even code of two that are equally near."""
+    x, numbers = clamp(x), fp8_numbers(kind)
     out = np.zeros_like(x)
     for row, decoded in zip(x, out):
         wanted = np.abs(row).max() / np.float32(numbers[-1])
@@ -367,20 +402,31 @@ def main(root):
         f"int{bits}": [(options, name, x, decode_int(bits, *settings[options], x)) for options, name, x in cases[::step]]
         for bits, step in ((8, 1), (4, 1), (3, 3), (2, 3))
     }
+    integers["int4"] += [
+        ("clip=0.95", "wide", wide, decode_int(4, 0, False, wide, clip=0.95)),
+        ("group=8,clip=0.5,search=5", "narrow", narrow, decode_int(4, 8, False, narrow, clip=0.5, search=5)),
+        ("group=8,e4m3", "narrow", narrow, decode_int(4, 8, False, narrow, kind="e4m3")),
+    ]
+    integers["int2"] += [
+        ("sym,clip=0.6,search=4", "narrow", narrow, decode_int(2, 0, True, narrow, clip=0.6, search=4)),
+        ("group=8,e5m2,clip=0.4,search=6", "narrow", narrow, decode_int(2, 8, False, narrow, clip=0.4, search=6, kind="e5m2")),
+    ]
+    integers["int3"].append(("group=8,sym,e4m3", "narrow", narrow, decode_int(3, 8, True, narrow, kind="e4m3")))
     grouped = columns(32, 16, 4)
     kivi = [("group=16,residual=32", 2, 16, None), ("bits=4,group=32,residual=0,channel", 4, 32, "channel"),
             ("bits=3,group=16,residual=16,token", 3, 16, "token")]  # fmt: skip
     integers["kivi"] = [
         (options, "grouped", grouped, {role: decode_kivi(*setting, role, grouped) for role in "KV"}) for options, *setting in kivi
     ]
+    integers["kivi"].append(("bits=3,group=16,residual=16,clip=0.7,search=3,e4m3", "grouped", grouped,
+                             {role: decode_kivi(3, 16, None, role, grouped, clip=0.7, search=3, kind="e4m3") for role in "KV"}))  # fmt: skip
     gear = [("block=16,outliers=2", 2, 16, 2, 2), ("bits=4,block=32,rank=4", 4, 32, 4, 1), ("bits=3,block=16,rank=0,outliers=0", 3, 16, 0, 0)]
     integers["gear"] = [
         (options, "grouped", grouped, {role: decode_gear(*setting, role, grouped) for role in "KV"}) for options, *setting in gear
     ]
     floats = {"f32": [("", "narrow", narrow, narrow)], "f16": [("", "narrow", narrow, to_half(clamp(narrow)))]}
     ggml = {name: [("", "hard", hard, ggml_rows(name, hard)[1])] for name in GGML_BITS}
-    formats = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}
-    fp8 = {name: [("", "hard", hard, decode_fp8(*f, hard))] for name, f in formats.items()}
+    fp8 = {f"fp8_{kind}": [("", "hard", hard, decode_fp8(kind, hard))] for kind in FP8}
     turbo = {"turboquant": [("", "hard", hard, decode_turboquant(3, False, 1, hard)),
                             ("bits=4", "narrow", narrow, decode_turboquant(4, False, 1, narrow)),
                             ("bits=2", "hard", hard, decode_turboquant(2, False, 1, hard))]}  # fmt: skip

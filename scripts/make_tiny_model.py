@@ -220,7 +220,7 @@ def eviction_loss(tensors, prompt, following, kept):
 
 def write_witness_answers(path, tensors):
     tokens = np.random.default_rng(SEED + 1).integers(1, 256, N_TOKENS)
-    prompt, following = tokens[:N_PROMPT], tokens[N_PROMPT:]
+    prompt, following = tokens[:N_PROMPT], tokens[N_PROMPT:-1] # the last token predicts nothing that is scored
     parts = ["/* Who looks back at the first tokens of tiny_answers.h, by a float64 pass over data/models/tiny.gguf. Written by scripts/make_tiny_model.py. */\n",
              f"enum {{ WITNESS_TOKENS = {N_TOKENS}, WITNESS_PROMPT = {N_PROMPT}, WITNESS_KEPT = {N_KEPT}, WITNESS_STREAMS = {N_LAYER * N_KV_HEAD} }};\n"
              f"#define WITNESS_KVZIP \"kvzip(chunk={PART},lead={LEAD},sink={SINKS})\"\n",

@@ -105,3 +105,32 @@ const char *kvl_closest(const char *word, const char *const *names, size_t n)
     }
     return best;
 }
+
+size_t kvl_utf8_bytes(unsigned char lead) { return lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1; }
+
+/* Bytes of the valid UTF-8 sequence at s (RFC 3629), 0 if there is none. NUL counts as none: JSON texts end there. */
+static size_t valid_sequence(const unsigned char *s, size_t n)
+{
+    const size_t want = kvl_utf8_bytes(s[0]);
+    if (want == 1) return s[0] != 0 && s[0] < 0x80 ? 1 : 0;
+    if (want > n) return 0;
+    uint32_t code = s[0] & (0x7fu >> want);
+    for (size_t i = 1; i < want; i++) {
+        if ((s[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (s[i] & 0x3f);
+    }
+    const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const bool surrogate = code >= 0xd800 && code < 0xe000;
+    return code >= least[want] && code <= 0x10ffff && !surrogate ? want : 0;
+}
+
+kvl_status kvl_text_append_utf8(struct kvl_text *t, const char *data, size_t size)
+{
+    kvl_status status = kvl_text_append(t, "", 0);
+    for (size_t i = 0; i < size && status == KVL_OK;) {
+        const size_t n = valid_sequence((const unsigned char *)data + i, size - i);
+        status = n ? kvl_text_append(t, data + i, n) : kvl_text_append(t, "\xef\xbf\xbd", 3);
+        i += n ? n : 1;
+    }
+    return status;
+}

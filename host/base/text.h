@@ -13,7 +13,12 @@ struct kvl_text {
 };
 kvl_status kvl_text_append(struct kvl_text *t, const char *data, size_t size);
 kvl_status kvl_text_printf(struct kvl_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Bytes with U+FFFD for each that is not part of valid UTF-8, and for NUL: JSON texts end there. */
+kvl_status kvl_text_append_utf8(struct kvl_text *t, const char *data, size_t size);
 void kvl_text_free(struct kvl_text *t);
+
+/* Length of the UTF-8 sequence that the byte starts; 1 for bytes that start none. */
+size_t kvl_utf8_bytes(unsigned char lead);
 
 /* The whole of `text` as a number; false if anything is left over, or out of range. */
 bool kvl_parse_i64(const char *text, int64_t *out);

@@ -26,8 +26,8 @@ struct kvl_cache {
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
     uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
-    uint32_t position, n_prompt;
-    struct kvl_cache_reads reads;
+    uint32_t position, n_prompt, prefill_tile;
+    struct kvl_cache_reads reads;        /* both summed over the layers */
 };
 
 /* Of which the values' rotation or projection is undone. */
@@ -677,11 +677,27 @@ void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_cache_reads reads = layer_reads(cache, l, n);
-        if (l == 0) cache->reads.tokens += reads.tokens;
+        cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
+}
+
+/* Whether a window's ring of pages is shorter than the context. */
+static bool forgets(const struct kvl_cache *cache, uint32_t l)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    bool ring = false;
+    for (int s = 0; s < KVL_SIDES; s++)
+        ring = ring || (uint64_t)layer->side[s].slots * layer->side[s].dims.page_tokens < cache->plan.config.n_ctx - layer->sink;
+    return layer->window != 0 && ring;
+}
+
+void kvl_cache_narrow(struct kvl_cache *cache, uint32_t l, uint32_t window)
+{
+    assert(!forgets(cache, l));
+    cache->plan.layer[l].window = window;
 }
 
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
@@ -690,7 +706,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (layer->window != 0 || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -858,11 +874,15 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
     return write_table(cache, l);
 }
 
-void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out) { *out = cache->reads; }
-
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t l, const struct kvl_cache_reads *reads)
+void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out)
 {
-    if (l == 0) cache->reads.tokens += reads->tokens;
+    *out = cache->reads;
+    out->tokens /= cache->plan.dims.n_layer;
+}
+
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads)
+{
+    cache->reads.tokens += reads->tokens;
     cache->reads.bytes += reads->bytes;
 }
 
@@ -965,6 +985,14 @@ done:
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
+
+void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t places = kvl_cache_places(cache, l, h), sink = min_u32(layer->sink, places);
+    const uint32_t slid = layer->window != 0 && places > layer->window ? places - layer->window : 0;
+    *out = (struct kvl_segments){sink, max_u32(sink, slid), max_u32(sink, min_u32(sealed_of(cache, l, side, h), places)), places};
+}
 
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position)
 {

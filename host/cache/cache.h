@@ -44,20 +44,29 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
 /* Blocks: positions of the tokens that head h of layer l has, in the order in which it stores them; room for kvl_cache_places. A layer that evicts
  * nothing while decoding: KVL_E_USAGE. */
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position);
+/* Where a head's tokens of a side are, by place (of a cache that evicted nothing: by position): [0, sink) exact, [sink, sealed) encoded, [sealed,
+ * places) exact until they are. Of a window, those from sink to before `first` are gone. */
+struct kvl_segments {
+    uint32_t sink, first, sealed, places;
+};
+void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out);
 /* Tokens that head h of layer l has. */
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h);
+
+/* From now on queries of layer l see the newest `window` tokens, 0 = all. For layers that are planned without a window: every token stays. */
+void kvl_cache_narrow(struct kvl_cache *cache, uint32_t l, uint32_t window);
 
 /* Forgets the tokens from `position` on. KVL_SKIP where that cannot be: a window has overwritten older tokens, or exact rows. */
 kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);
 
 /* Tokens and bytes the attention of the last advance() and all before it (since reset) had to read. */
 struct kvl_cache_reads {
-    uint64_t tokens; /* sum over queries of tokens seen, one layer */
+    uint64_t tokens; /* sum over queries of tokens seen, on average over the layers */
     uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query */
 };
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out);
-/* Counts what one layer of a prompt has read elsewhere: tokens once for all layers. */
-void kvl_cache_count_prompt(struct kvl_cache *cache, uint32_t layer, const struct kvl_cache_reads *reads);
+/* Counts what one layer of a prompt has read elsewhere. */
+void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_reads *reads);
 
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);

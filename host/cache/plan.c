@@ -8,6 +8,11 @@ const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
 enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
+uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
+{
+    return dims->full_every != 0 && (l + 1) % dims->full_every == 0 ? 0 : dims->window;
+}
+
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
@@ -174,6 +179,18 @@ static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl
     return KVL_OK;
 }
 
+/* Which tokens a query sees: by the spec, or by the model's rule; by both where a layer that slides is not left out of the spec. */
+static kvl_status plan_window(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    const uint32_t own = kvl_own_window(&plan->dims, (uint32_t)(layer - plan->layer)), n_ctx = plan->config.n_ctx;
+    layer->slides = own != 0 && !spec->all_layers;
+    layer->sink = layer->slides ? 0 : spec->sink < n_ctx ? spec->sink : n_ctx;
+    layer->window = layer->slides || (own != 0 && (spec->window == 0 || spec->window > own)) ? own : spec->window;
+    if (own == 0 || layer->slides || !plan->evicts) return KVL_OK;
+    return kvl_fail(KVL_E_UNSUPPORTED, "all_layers: a prompt that is compressed at its end cannot evict from layers that slide by themselves: "
+                                       "leave all_layers out");
+}
+
 /* What records are made of; both sides take the same heads together. */
 static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
 {
@@ -229,14 +246,13 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     const struct kvl_cache_config *config = &plan->config;
     const uint32_t roles[KVL_SIDES] = {KVL_ROLE_K, KVL_ROLE_V};
     kvl_status status = KVL_OK;
-    layer->sink = spec->sink < config->n_ctx ? spec->sink : config->n_ctx;
-    layer->window = spec->window;
+    KVL_TRY(plan_window(plan, spec, layer));
     layer->pos = spec->pos;
     layer->rope = spec->rope;
     layer->korder = spec->korder;
     layer->rot = spec->rot;
     layer->rot_seed = spec->rot_seed;
-    if (spec->n_keep != 0 && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
+    if (spec->n_keep != 0 && !layer->slides && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
     KVL_TRY(check_joint(plan, spec));
     KVL_TRY(plan_records(plan, spec, layer));
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
@@ -261,6 +277,16 @@ done:
     return status;
 }
 
+/* Tokens that a head of layer l keeps of n_token on average. */
+static kvl_status layer_target(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_token, uint32_t *target)
+{
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    *target = layer->window < n_token ? layer->window : n_token;
+    if (layer->slides) return KVL_OK;
+    return kvl_layer_target(kvl_spec_layer(plan->config.spec, l), layer->rank, plan->n_budgeted, n_token, plan->dims.n_kv_head,
+                            plan->budgeted_token_bytes, target);
+}
+
 /* Most tokens that a head of a layer has while tokens go as others come: its target, what has come since, and what cannot go. */
 static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *tokens)
 {
@@ -268,8 +294,7 @@ static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uin
     const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
     const uint32_t n_ctx = plan->config.n_ctx, least = layer->sink + layer->side[KVL_SIDE_K].tail, step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
     uint32_t target;
-    const kvl_status status =
-        kvl_layer_target(spec, l, plan->dims.n_layer, n_ctx, plan->dims.n_kv_head, plan->bytes_per_token, &target);
+    const kvl_status status = layer_target(plan, l, n_ctx, &target);
     const uint64_t most = (uint64_t)(target > least ? target : least) + step;
     *tokens = most < n_ctx ? (uint32_t)most : n_ctx;
     return status;
@@ -309,7 +334,7 @@ kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t l, uint
     *target = UINT32_MAX;
     if (spec->when == KVL_WHEN_EVERY && (n_token - n_prompt) % spec->every != 0) return KVL_OK;
     const uint32_t stream = spec->when == KVL_WHEN_FULL && is_share ? n_prompt : n_token; /* a share of the prompt is a budget that stays */
-    return kvl_layer_target(spec, l, plan->dims.n_layer, stream, plan->dims.n_kv_head, plan->bytes_per_token, target);
+    return layer_target(plan, l, stream, target);
 }
 
 /* Appends the pages of one stream's side; a page never crosses a slab. */
@@ -449,13 +474,12 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-        const kvl_status status =
-            kvl_layer_target(spec, l, dims->n_layer, plan->config.n_ctx, dims->n_kv_head, plan->bytes_per_token, &layer->kept);
+        const kvl_status status = layer_target(plan, l, plan->config.n_ctx, &layer->kept);
         if (status != KVL_OK) return status;
         for (int s = 0; s < kvl_sides(dims); s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint64_t pages =
-                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0);
+                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
             plan->resident_bytes += layer->n_stream * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
@@ -502,6 +526,10 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
         out->bytes_per_token += out->layer[l].token_bytes;
+        out->layer[l].rank = out->n_budgeted;
+        if (out->layer[l].slides) continue;
+        out->n_budgeted++;
+        out->budgeted_token_bytes += out->layer[l].token_bytes;
     }
     for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(size_layer(out, l, &out->layer[l]));
     for (uint32_t l = 0; l < dims->n_layer; l++) {

@@ -17,10 +17,14 @@ extern const char *const kvl_protocol_name[KVL_PROTOCOLS]; /* "p1" ... */
 /* L layers, H kv heads, G = n_head / n_kv_head, D head_dim. */
 struct kvl_cache_dims {
     uint32_t n_layer, n_head, n_kv_head, head_dim;
+    uint32_t window, full_every; /* layers slide by themselves over `window` tokens (0: none does) unless their number, from 1, is a multiple of
+                                  * full_every */
     uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
                                * the others */
     float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
 };
+/* Tokens that layer l's queries see by the model's own rule, 0 = all. */
+uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l);
 
 struct kvl_cache_config {
     const struct kvl_spec *spec; /* borrowed */
@@ -61,6 +65,8 @@ struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
     uint32_t n_stream;               /* H, or less where a projection takes heads together */
     uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
+    uint32_t rank;                   /* number among the layers that the spec's budget is for */
     enum kvl_rope_stage rope;
     enum kvl_key_order korder;
     enum kvl_rotation rot;
@@ -103,6 +109,8 @@ struct kvl_cache_plan {
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
     uint64_t bytes_per_token;
+    uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
+    uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
     uint32_t n_position;             /* positions by which RoPE tells a query's keys apart, at most: n_ctx unless pos=compact bounds them */
     uint64_t resident_bytes, scratch_bytes; /* sums of the above */
     uint64_t prompt_bytes;           /* of an evicting cache: a layer's rows in full precision, while a prompt of n_ctx tokens is compressed */

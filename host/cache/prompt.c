@@ -35,6 +35,7 @@ struct kvl_prompt {
     struct kvl_kernel *gather;
     uint32_t n_token, layer;
     struct evidence evidence;
+    const struct kvl_prompt_observer *observer; /* NULL: nobody looks */
     float *piece;                   /* [ubatch][q_stride] a stage read back */
 };
 
@@ -44,6 +45,8 @@ static const struct kvl_layer_spec *spec_of(const struct kvl_prompt *p, uint32_t
 {
     return kvl_spec_layer(kvl_cache_plan(p->cache)->config.spec, l);
 }
+
+static const struct kvl_layer_plan *layer_of(const struct kvl_prompt *p, uint32_t l) { return &kvl_cache_plan(p->cache)->layer[l]; }
 
 static uint32_t stride_of(const struct kvl_prompt *p)
 {
@@ -57,6 +60,7 @@ static kvl_status new_rows(struct kvl_prompt *p, uint32_t n_row)
     struct kvl_cache_plan rows = {0};
     struct kvl_cache_dims dims = plan->dims;
     dims.n_layer = 1;
+    dims.window = 0; /* all rows stay: kvl_cache_narrow says what queries see of them */
     KVL_TRY(kvl_spec_parse(plan->config.exact ? "f32" : "f16", &p->rows_spec));
     const struct kvl_cache_config config = {p->rows_spec, n_row, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &plan->limits, &rows));
@@ -115,19 +119,24 @@ void kvl_prompt_free(struct kvl_prompt **prompt)
     kvl_free(prompt);
 }
 
+void kvl_prompt_observe(struct kvl_prompt *p, const struct kvl_prompt_observer *observer) { p->observer = observer; }
+
 /* NULL: the side's codec does not learn its table from the prompt. */
 static const struct kvl_side_plan *learner(const struct kvl_prompt *p, int side)
 {
-    const struct kvl_side_plan *plan = &kvl_cache_plan(p->cache)->layer[p->layer].side[side];
+    const struct kvl_side_plan *plan = &layer_of(p, p->layer)->side[side];
     return side < kvl_sides(dims_of(p)) && plan->table == NULL && KVL_CODEC_HAS(plan->codec, learn) ? plan : NULL;
 }
 
-bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l)
+/* A layer that slides by itself has no scores. */
+static struct kvl_score_needs needs_of(const struct kvl_prompt *p, uint32_t l)
 {
-    struct kvl_score_needs needs;
-    kvl_keep_needs(spec_of(p, l), &needs);
-    return needs.what & KVL_NEED_OUTPUT;
+    struct kvl_score_needs needs = {.struct_size = sizeof needs};
+    if (!layer_of(p, l)->slides) kvl_keep_needs(spec_of(p, l), &needs);
+    return needs;
 }
+
+bool kvl_prompt_needs_output(const struct kvl_prompt *p, uint32_t l) { return needs_of(p, l).what & KVL_NEED_OUTPUT; }
 
 /* ---- evidence ---- */
 
@@ -148,10 +157,12 @@ kvl_status kvl_prompt_layer(struct kvl_prompt *p, uint32_t l)
     struct evidence *e = &p->evidence;
     free_evidence(e);
     kvl_cache_reset(p->rows);
+    kvl_cache_narrow(p->rows, 0, kvl_own_window(dims_of(p), l));
     p->layer = l;
-    kvl_keep_needs(spec_of(p, l), &e->needs);
-    if (kvl_cache_plan(p->cache)->layer[l].running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
-    if (wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
+    e->needs = needs_of(p, l);
+    if (layer_of(p, l)->running.source == KVL_RUN_SUM) e->needs.what |= KVL_NEED_COLUMN_SUMS;
+    if (p->observer != NULL) e->needs.what |= KVL_NEED_QUERIES;
+    if (p->observer != NULL || wants(e, KVL_NEED_COLUMN_SUMS)) e->needs.queries = UINT32_MAX; /* the sums are made from all queries and keys */
     if (e->needs.queries > n) e->needs.queries = (uint32_t)n;
     e->n_query = e->needs.queries;
     for (int s = 0; s < KVL_SIDES; s++) {
@@ -316,7 +327,7 @@ static kvl_status complete(struct kvl_prompt *p, const float *w_o, struct kvl_sc
         newest_queries(p, 0, dims->n_head, e->needs.queries, e->score_q);
     }
     *in = (struct kvl_score_input){
-        .struct_size = sizeof *in, .layer = p->layer, .n_layer = dims->n_layer, .n_token = (uint32_t)n, .n_head = dims->n_head,
+        .struct_size = sizeof *in, .layer = layer_of(p, p->layer)->rank, .n_layer = kvl_cache_plan(p->cache)->n_budgeted, .n_token = (uint32_t)n, .n_head = dims->n_head,
         .n_kv_head = dims->n_kv_head, .head_dim = (uint32_t)d, .n_embd = p->model.n_embd, .rope_dim = p->model.rope_dim, .n_query = e->needs.queries,
         .k = e->k, .k_pre = e->k_pre, .v = e->v, .q = e->score_q != NULL ? e->score_q : e->q, .q_mean = e->mean, .q_cov = e->covariance, .w_o = w_o, .normal = e->normal,
         .rope_freq = p->model.rope_freq};
@@ -421,7 +432,7 @@ static kvl_status hand_over(struct kvl_prompt *p, const struct kvl_selection *se
     if (selection->offset[heads] != 0)
         KVL_TRY(kvl_buffer_write(p->kept, (heads + 1) * sizeof(uint32_t), selection->offset[heads] * sizeof(uint32_t), selection->token));
     KVL_TRY(kvl_alloc(&sum, selection->offset[heads] + 1u, sizeof *sum));
-    const bool has_sums = kvl_cache_plan(p->cache)->layer[p->layer].running.source == KVL_RUN_SUM;
+    const bool has_sums = layer_of(p, p->layer)->running.source == KVL_RUN_SUM;
     if (has_sums) attention_so_far(p, selection, sum);
     KVL_TRY(kvl_cache_fill_begin(p->cache, p->layer, p->n_token, count, selection->token, has_sums ? sum : NULL));
     kvl_cache_note_peak(p->cache, kvl_cache_resident(p->rows));
@@ -445,11 +456,14 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     struct kvl_cache_reads reads;
     *selection = (struct kvl_selection){0};
     kvl_cache_reads(p->rows, &reads);
-    kvl_cache_count_prompt(p->cache, p->layer, &reads);
+    kvl_cache_count_prompt(p->cache, &reads);
     KVL_TRY(complete(p, w_o, &in));
-    KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->bytes_per_token, selection));
+    if (p->observer != NULL) KVL_TRY(p->observer->layer(p->observer->context, &in));
+    const struct kvl_layer_plan *layer = layer_of(p, p->layer);
+    if (layer->slides) KVL_TRY(kvl_select_newest(&in, layer->window, selection));
+    else KVL_TRY(kvl_select_layer(spec_of(p, p->layer), &in, kvl_cache_plan(p->cache)->budgeted_token_bytes, selection));
     const struct evidence *e = &p->evidence;
-    if (e->n_witness > 0 && e->witness[e->n_witness - 1].measure) KVL_TRY(measure_loss(p, &e->witness[e->n_witness - 1], selection));
+    if (!layer->slides && e->n_witness > 0 && e->witness[e->n_witness - 1].measure) KVL_TRY(measure_loss(p, &e->witness[e->n_witness - 1], selection));
     for (int s = 0; s < KVL_SIDES; s++)
         if (learner(p, s) != NULL) KVL_TRY(learn_side(p, s, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));

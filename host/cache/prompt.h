@@ -17,6 +17,12 @@ struct kvl_prompt_model {
 kvl_status kvl_prompt_new(struct kvl_device *device, struct kvl_cache *cache, uint32_t n_token, uint32_t n_witness, const struct kvl_prompt_model *model,
                           struct kvl_prompt **out);
 void kvl_prompt_free(struct kvl_prompt **prompt);
+/* Is shown each layer's evidence when it is complete: all queries and keys, whatever scores want. Borrowed. */
+struct kvl_prompt_observer {
+    kvl_status (*layer)(void *context, const struct kvl_score_input *in);
+    void *context;
+};
+void kvl_prompt_observe(struct kvl_prompt *prompt, const struct kvl_prompt_observer *observer);
 
 /* Whether layer l's scores want the attention's output matrix. */
 bool kvl_prompt_needs_output(const struct kvl_prompt *prompt, uint32_t l);

@@ -2,6 +2,7 @@
 #include "half.h"
 #include "mem.h"
 #include "rotation.h"
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -193,8 +194,8 @@ done:
     return status;
 }
 
-/* What queries read of one side in full precision and as decoded, x [T][H][D]. */
-static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t n_tokens, const float *x,
+/* What queries read of one side in full precision and as decoded, x [T][H][D]. turned: keys stored before RoPE are turned by it. */
+static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, bool turned, uint32_t n_tokens, const float *x,
                             struct kvl_rope rope, float *exact, float *coded)
 {
     kvl_status status = KVL_OK;
@@ -209,7 +210,7 @@ static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum 
     for (size_t i = 0; i < n_records * channels; i++) records[i] = exact_value(plan, &plan->layer[l], records[i]);
     KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, records, decoded));
     for (size_t i = 0; i < n_records; i++) {
-        const uint32_t h = (uint32_t)(i % streams), position = (uint32_t)(i / streams);
+        const uint32_t h = (uint32_t)(i % streams), position = turned ? (uint32_t)(i / streams) : 0; /* RoPE leaves position 0 as it is */
         KVL_TRY(from_record(&form, h, position, records + i * channels, exact + i * row_size(&form)));
         KVL_TRY(from_record(&form, h, position, decoded + i * channels, coded + i * row_size(&form)));
     }
@@ -285,8 +286,8 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
     KVL_TRY(kvl_alloc(&query, 2 * (size_t)d, sizeof *query));
     KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
     const struct sources keys = {buffer, buffer + 2 * size}, values = joint ? keys : (struct sources){buffer + size, buffer + 3 * size};
-    KVL_TRY(read_side(plan, l, KVL_SIDE_K, n_tokens, k, rope, buffer, buffer + 2 * size));
-    if (!joint) KVL_TRY(read_side(plan, l, KVL_SIDE_V, n_tokens, v, rope, buffer + size, buffer + 3 * size));
+    KVL_TRY(read_side(plan, l, KVL_SIDE_K, true, n_tokens, k, rope, buffer, buffer + 2 * size));
+    if (!joint) KVL_TRY(read_side(plan, l, KVL_SIDE_V, true, n_tokens, v, rope, buffer + size, buffer + 3 * size));
     for (uint32_t p = 0; p < n_tokens; p++) {
         uint32_t end = (p / u + 1) * u;
         if (end > n_tokens) end = n_tokens;
@@ -301,5 +302,143 @@ done:
     kvl_free(&buffer);
     kvl_free(&query);
     kvl_free(&weight);
+    return status;
+}
+
+/* ---- tokens that go while others are decoded ---- */
+
+/* What a head has: tokens by age, each with its number. */
+struct held {
+    uint32_t n, *token; /* [T] */
+    double *score;      /* [T] */
+};
+
+struct evict_work {
+    const struct kvl_cache_plan *plan;
+    const struct kvl_layer_plan *layer;
+    struct sources side[KVL_SIDES];
+    struct kvl_rope rope;
+    struct held *held;    /* [H] */
+    double *weight;       /* [T] */
+    float *query, *key;   /* [D] */
+};
+
+/* The place's row of a side: sinks and the newest tokens in full precision. */
+static const float *held_row(const struct evict_work *w, enum kvl_side side, uint32_t h, uint32_t place)
+{
+    const struct held *held = &w->held[h];
+    const uint32_t sealed = kvl_sealed_end(w->layer, &w->layer->side[side], held->n), heads = w->plan->dims.n_kv_head, d = w->plan->dims.head_dim;
+    const bool is_exact = place < w->layer->sink || place >= sealed;
+    return (is_exact ? w->side[side].exact : w->side[side].coded) + ((size_t)held->token[place] * heads + h) * d;
+}
+
+/* Query head r of kv head h over all that it has: out [D], and the probabilities into w->weight. */
+static void attend_held(struct evict_work *w, uint32_t h, uint32_t position, const float *q, float *out)
+{
+    const struct held *held = &w->held[h];
+    const uint32_t d = w->plan->dims.head_dim;
+    const bool compact = w->layer->pos == KVL_POS_COMPACT;
+    double top = -INFINITY, total = 0.0;
+    memcpy(w->query, q, d * sizeof *q);
+    rope_row(w->query, w->rope, compact ? held->n - 1 : position);
+    for (uint32_t i = 0; i < held->n; i++) {
+        w->weight[i] = product(w->query, held_row(w, KVL_SIDE_K, h, i), d, w->rope, compact ? i : 0, w->key) / sqrt((double)d);
+        top = fmax(top, w->weight[i]);
+    }
+    for (uint32_t i = 0; i < held->n; i++) total += w->weight[i] = exp(w->weight[i] - top);
+    for (uint32_t i = 0; i < held->n; i++) w->weight[i] /= total;
+    for (uint32_t c = 0; c < d; c++) {
+        double sum = 0.0;
+        for (uint32_t i = 0; i < held->n; i++) sum += w->weight[i] * held_row(w, KVL_SIDE_V, h, i)[c];
+        out[c] = (float)sum;
+    }
+}
+
+/* Of places [sink, sealed) the one that goes first. */
+static uint32_t first_to_go(const struct held *held, const struct kvl_score_running *running, uint32_t sink, uint32_t sealed, uint32_t position)
+{
+    uint32_t found = sink;
+    double worst = INFINITY;
+    for (uint32_t i = sink; i < sealed; i++) {
+        const bool stays = held->token[i] < running->first || (uint64_t)held->token[i] + running->newest > position;
+        const double number = stays ? FLT_MAX : held->score[i];
+        if (number > worst) continue; /* of equal ones the newest */
+        worst = number;
+        found = i;
+    }
+    return found;
+}
+
+static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t position)
+{
+    struct kvl_score_running running = {.struct_size = sizeof running};
+    const struct kvl_layer_plan *layer = w->layer;
+    uint32_t target;
+    const kvl_status status = kvl_decode_target(w->plan, l, position + 1, 1, &target);
+    if (status != KVL_OK) return status;
+    layer->score->running(kvl_spec_layer(w->plan->config.spec, l)->keep[0].priv, target, &running);
+    for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
+        struct held *held = &w->held[h];
+        while (held->n > target) {
+            const uint32_t sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], held->n);
+            if (sealed == layer->sink) break;
+            const uint32_t gone = first_to_go(held, &running, layer->sink, sealed, position);
+            memmove(held->token + gone, held->token + gone + 1, (held->n - gone - 1) * sizeof *held->token);
+            memmove(held->score + gone, held->score + gone + 1, (held->n - gone - 1) * sizeof *held->score);
+            held->n--;
+        }
+    }
+    return KVL_OK;
+}
+
+/* Appends the token at `position`, attends and lets scores go on. */
+static void take_in(struct evict_work *w, uint32_t position, const float *q, const float *stored, float *out)
+{
+    const struct kvl_cache_dims *dims = &w->plan->dims;
+    const uint32_t group = dims->n_head / dims->n_kv_head;
+    const struct kvl_score_running *running = &w->layer->running;
+    for (uint32_t h = 0; h < dims->n_kv_head; h++) {
+        struct held *held = &w->held[h];
+        held->token[held->n] = position;
+        held->score[held->n++] = stored != NULL ? stored[h] : 0.0;
+        for (uint32_t i = 0; i < held->n && running->source == KVL_RUN_NEWEST; i++) held->score[i] = 0.0;
+    }
+    for (uint32_t r = 0; r < dims->n_head; r++) {
+        attend_held(w, r / group, position, q + (size_t)r * dims->head_dim, out + (size_t)r * dims->head_dim);
+        if (running->source == KVL_RUN_STORED) continue;
+        for (uint32_t h = 0; h < dims->n_kv_head; h++)
+            for (uint32_t i = 0; i < w->held[h].n && (running->is_shared || h == r / group); i++) w->held[h].score[i] += w->weight[i];
+    }
+}
+
+kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
+                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
+    const size_t size = (size_t)n_tokens * heads * d, q_row = (size_t)plan->dims.n_head * d;
+    struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope};
+    float *rows = NULL;
+    double *scores = NULL;
+    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d, sizeof *rows));
+    KVL_TRY(kvl_alloc(&scores, ((size_t)heads + 1) * n_tokens, sizeof *scores));
+    KVL_TRY(kvl_alloc(&w.held, heads, sizeof *w.held));
+    w.weight = scores + (size_t)heads * n_tokens;
+    w.query = rows + 4 * size;
+    w.key = w.query + d;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        w.side[s] = (struct sources){rows + s * 2 * size, rows + (s * 2 + 1) * size};
+        KVL_TRY(read_side(plan, l, s, false, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
+    }
+    for (uint32_t h = 0; h < heads; h++) w.held[h] = (struct held){0, held + (size_t)h * n_tokens, scores + (size_t)h * n_tokens};
+    for (uint32_t p = 0; p < n_tokens; p++) {
+        take_in(&w, p, q + p * q_row, stored != NULL ? stored + (size_t)p * heads : NULL, out + p * q_row);
+        if (p > 0) KVL_TRY(evict_after(&w, l, p)); /* the prompt's eviction is another: here it keeps its token */
+    }
+    for (uint32_t h = 0; h < heads; h++) n_held[h] = w.held[h].n;
+done:
+    kvl_free(&w.held);
+    kvl_free(&scores);
+    kvl_free(&rows);
     return status;
 }

@@ -139,16 +139,19 @@ static kvl_status run_scores(const struct kvl_layer_spec *spec, const struct kvl
     return KVL_OK;
 }
 
-static kvl_status keep_everything(const struct kvl_score_input *in, struct kvl_selection *out)
+kvl_status kvl_select_newest(const struct kvl_score_input *in, uint32_t n, struct kvl_selection *out)
 {
     kvl_status status = KVL_OK;
-    KVL_TRY(kvl_alloc(&out->token, (size_t)in->n_kv_head * in->n_token, sizeof *out->token));
-    for (uint32_t h = 0; h < in->n_kv_head; h++) {
-        out->offset[h + 1] = (h + 1) * in->n_token;
-        for (uint32_t t = 0; t < in->n_token; t++) out->token[(size_t)h * in->n_token + t] = t;
+    const uint32_t count = n < in->n_token ? n : in->n_token, heads = in->n_kv_head;
+    *out = (struct kvl_selection){.n_token = in->n_token, .n_kv_head = heads, .target = count};
+    KVL_TRY(kvl_alloc(&out->offset, heads + 1u, sizeof *out->offset));
+    KVL_TRY(kvl_alloc(&out->token, (size_t)heads * count, sizeof *out->token));
+    for (uint32_t h = 0; h < heads; h++) {
+        out->offset[h + 1] = (h + 1) * count;
+        for (uint32_t i = 0; i < count; i++) out->token[(size_t)h * count + i] = in->n_token - count + i;
     }
-    out->target = in->n_token;
 done:
+    if (status != KVL_OK) kvl_selection_free(out);
     return status;
 }
 
@@ -159,12 +162,9 @@ kvl_status kvl_select_layer(const struct kvl_layer_spec *spec, struct kvl_score_
     struct kvl_ranked *room = NULL;
     float *score = NULL;
     uint32_t *target = NULL;
+    if (spec->n_keep == 0) return kvl_select_newest(in, n, out);
     *out = (struct kvl_selection){.n_token = n, .n_kv_head = heads};
     KVL_TRY(kvl_alloc(&out->offset, heads + 1u, sizeof *out->offset));
-    if (spec->n_keep == 0) {
-        KVL_TRY(keep_everything(in, out));
-        goto done;
-    }
     struct kvl_budget_input budget = {
         .struct_size = sizeof budget, .layer = in->layer, .n_layer = in->n_layer, .n_token = n, .n_kv_head = heads};
     KVL_TRY(kvl_amount_resolve(spec->budget.priv, n, token_bytes, &budget.target, &budget.fraction));

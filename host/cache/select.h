@@ -27,6 +27,9 @@ struct kvl_selection {
 };
 void kvl_selection_free(struct kvl_selection *selection);
 
+/* The newest n of all tokens, of every head; the score's fields of in are not read. */
+kvl_status kvl_select_newest(const struct kvl_score_input *in, uint32_t n, struct kvl_selection *out);
+
 /* Whether a score goes on while tokens are decoded (ABI 1.2). */
 bool kvl_score_runs(const struct kvl_score *score);
 

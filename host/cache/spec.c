@@ -26,6 +26,7 @@ struct key {
     size_t offset;                             /* others: of the field */
     const char *choices;                       /* words of a choice */
     const char *silent;                        /* the default, if it is left out of resolved texts */
+    const char *alone;                         /* the value of the key written as a bare word */
 };
 
 static kvl_status no_args(const struct key *key, const struct value *value)
@@ -354,7 +355,8 @@ static kvl_status print_when(const struct key *key, const struct kvl_layer_spec 
 enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
 #define FIELD(name) offsetof(struct kvl_layer_spec, name)
 _Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
-                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int) && sizeof(enum kvl_when) == sizeof(int),
+                   sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int) && sizeof(enum kvl_when) == sizeof(int) &&
+                   sizeof(enum kvl_scope) == sizeof(int),
                "choices are stored as int");
 
 /* Applied in this order: the keys of one side come after those of both and so beat them. */
@@ -375,6 +377,7 @@ static const struct key keys[] = {
     {"when", set_when, print_when, 0, FIELD(when), "prefill|every:N|full"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
     {"table", set_table, print_table, .silent = "none"},
+    {"all_layers", set_choice, print_choice, 0, FIELD(all_layers), "no|yes", .silent = "no", .alone = "yes"},
 };
 enum { N_KEYS = sizeof keys / sizeof *keys, KEY_KV = 0 };
 
@@ -574,6 +577,13 @@ static kvl_status collect_preset(struct parser *p, const struct kvl_preset *pres
 static kvl_status collect_word(struct parser *p, const struct value *word)
 {
     const struct kvl_preset *preset = kvl_presets_find(&p->presets, &word->name);
+    for (size_t i = 0; i < N_KEYS; i++)
+        if (keys[i].alone != NULL && kvl_slice_is(&word->name, keys[i].name)) {
+            struct value value = *word;
+            value.key = word->name;
+            value.name = kvl_slice_of("--kv", keys[i].alone);
+            return collect(p, i, &value);
+        }
     if (preset != NULL) return collect_preset(p, preset, word);
     if (find_codec(&word->name) != NULL || find_plugin(KVL_KIND_PROJECTION, &word->name) != NULL)
         return collect(p, KEY_KV, word);

@@ -14,6 +14,7 @@ enum kvl_key_order { KVL_KORDER_GGUF, KVL_KORDER_HF };
 /* Where channel c of a key's record lies in a row of neighbouring pairs. */
 uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c);
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
+enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
 enum { KVL_MAX_KEEP = 4 };
 
@@ -38,6 +39,7 @@ struct kvl_layer_spec {
     uint32_t sink;             /* first tokens in full precision */
     int64_t tail[KVL_SIDES];   /* newest tokens in full precision; -1 = the codec's own minimum */
     uint32_t window;           /* 0 = none */
+    enum kvl_scope all_layers; /* KVL_SCOPE_ALL_LAYERS: sink and window are for layers, too, that slide by themselves */
     struct kvl_instance keep[KVL_MAX_KEEP]; /* the base score, then its wrappers from the inside out */
     uint32_t n_keep;           /* 0: every token stays */
     struct kvl_instance budget; /* unset without keep */

@@ -61,6 +61,14 @@ struct kvl_command {
     {.name = "output", .letter = 'o', .type = KVL_OPT_TEXT, .offset = offsetof(T, output), .metavar = "FILE.h5",       \
      .help = "run file; missing folders are made (default: runs/<command>-<time>-<hash>.h5)"}
 
+/* An option's text that is a list, "0,0.5,1". */
+struct kvl_numbers_given {
+    double value[64];
+    size_t n;
+};
+/* Numbers from min to max; whole ones if they must be. `option` is named in errors, as the user writes it. */
+kvl_status kvl_opt_numbers(const char *option, const char *text, double min, double max, bool whole, struct kvl_numbers_given *out);
+
 extern const struct kvl_command *const kvl_commands[];
 extern const size_t kvl_n_commands;
 

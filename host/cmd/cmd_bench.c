@@ -57,29 +57,7 @@ static const struct kvl_opt options[] = {
 
 /* ---- the tests: every length at every depth ---- */
 
-enum { MOST_NUMBERS = 64, MOST_TESTS = 2 * MOST_NUMBERS * MOST_NUMBERS, MOST_TOKENS = 1 << 20 };
-
-struct numbers {
-    uint32_t value[MOST_NUMBERS];
-    size_t n;
-};
-
-static kvl_status parse_numbers(const char *option, const char *text, struct numbers *out)
-{
-    for (const char *at = text;;) {
-        const size_t size = strcspn(at, ",");
-        char word[16];
-        int64_t value;
-        snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word - 1), at);
-        if (size >= sizeof word || !kvl_parse_i64(word, &value) || value < 0 || value > MOST_TOKENS)
-            return kvl_fail(KVL_E_USAGE, "%s %s: \"%.*s\" is not a number from 0 to %d; a list is like 0,512", option, text,
-                            (int)size, at, MOST_TOKENS);
-        if (out->n == MOST_NUMBERS) return kvl_fail(KVL_E_USAGE, "%s: a list has %d numbers at most", option, MOST_NUMBERS);
-        out->value[out->n++] = (uint32_t)value;
-        if (at[size] == '\0') return KVL_OK;
-        at += size + 1;
-    }
-}
+enum { MOST_NUMBERS = sizeof(((struct kvl_numbers_given *)0)->value) / sizeof(double), MOST_TESTS = 2 * MOST_NUMBERS * MOST_NUMBERS, MOST_TOKENS = 1 << 20 };
 
 struct run {
     const struct args *args;
@@ -94,16 +72,16 @@ struct run {
 static kvl_status list_tests(struct run *run)
 {
     kvl_status status = KVL_OK;
-    struct numbers prompt = {0}, gen = {0}, depth = {0};
-    KVL_TRY(parse_numbers("-p", run->args->n_prompt, &prompt));
-    KVL_TRY(parse_numbers("-n", run->args->n_gen, &gen));
-    KVL_TRY(parse_numbers("-d", run->args->depth, &depth));
+    struct kvl_numbers_given prompt = {0}, gen = {0}, depth = {0};
+    KVL_TRY(kvl_opt_numbers("-p", run->args->n_prompt, 0, MOST_TOKENS, true, &prompt));
+    KVL_TRY(kvl_opt_numbers("-n", run->args->n_gen, 0, MOST_TOKENS, true, &gen));
+    KVL_TRY(kvl_opt_numbers("-d", run->args->depth, 0, MOST_TOKENS, true, &depth));
     for (size_t d = 0; d < depth.n; d++) {
         for (size_t i = 0; i < prompt.n; i++)
-            if (prompt.value[i])
-                run->test[run->n_tests++] = (struct kvl_bench_test){.n_prompt = prompt.value[i], .depth = depth.value[d]};
+            if (prompt.value[i] != 0)
+                run->test[run->n_tests++] = (struct kvl_bench_test){.n_prompt = (uint32_t)prompt.value[i], .depth = (uint32_t)depth.value[d]};
         for (size_t i = 0; i < gen.n; i++)
-            if (gen.value[i]) run->test[run->n_tests++] = (struct kvl_bench_test){.n_gen = gen.value[i], .depth = depth.value[d]};
+            if (gen.value[i] != 0) run->test[run->n_tests++] = (struct kvl_bench_test){.n_gen = (uint32_t)gen.value[i], .depth = (uint32_t)depth.value[d]};
     }
     if (run->n_tests == 0) status = kvl_fail(KVL_E_USAGE, "-p 0 and -n 0 leave nothing to time: give one of them a length");
 done:

@@ -40,7 +40,8 @@ done:
 static kvl_status run(void *args, size_t n_words, char *const *words)
 {
     const struct eval_kind kind = {"eval kld", &kvl_eval_kld_table, &kvl_eval_kld_binned_table, measure};
-    return eval_run(args, &kind);
+    const struct kvl_eval_config windows = eval_windows(args);
+    return eval_run(args, &kind, &windows);
 }
 
 const struct kvl_command kvl_cmd_eval_kld = {

@@ -31,7 +31,8 @@ done:
 static kvl_status run(void *args, size_t n_words, char *const *words)
 {
     const struct eval_kind kind = {"eval ppl", &kvl_eval_ppl_table, &kvl_eval_ppl_binned_table, measure};
-    return eval_run(args, &kind);
+    const struct kvl_eval_config windows = eval_windows(args);
+    return eval_run(args, &kind, &windows);
 }
 
 const struct kvl_command kvl_cmd_eval_ppl = {

@@ -163,45 +163,14 @@ done:
 
 /* ---- output ---- */
 
-/* Length of the UTF-8 sequence that the byte starts; 1 for bytes that start none. */
-static size_t sequence_bytes(unsigned char lead) { return lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1; }
-
 /* Bytes of s that do not end inside a UTF-8 sequence. */
 static size_t complete_bytes(const char *s, size_t n)
 {
     for (size_t back = 1; back <= 3 && back <= n; back++) {
         const unsigned char c = (unsigned char)s[n - back];
-        if ((c & 0xc0) != 0x80) return sequence_bytes(c) > back ? n - back : n;
+        if ((c & 0xc0) != 0x80) return kvl_utf8_bytes(c) > back ? n - back : n;
     }
     return n;
-}
-
-/* Bytes of the valid UTF-8 sequence at s (RFC 3629), 0 if there is none. NUL counts as none: JSON texts end there. */
-static size_t valid_sequence(const unsigned char *s, size_t n)
-{
-    const size_t want = sequence_bytes(s[0]);
-    if (want == 1) return s[0] != 0 && s[0] < 0x80 ? 1 : 0;
-    if (want > n) return 0;
-    uint32_t code = s[0] & (0x7fu >> want);
-    for (size_t i = 1; i < want; i++) {
-        if ((s[i] & 0xc0) != 0x80) return 0;
-        code = code << 6 | (s[i] & 0x3f);
-    }
-    const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const bool surrogate = code >= 0xd800 && code < 0xe000;
-    return code >= least[want] && code <= 0x10ffff && !surrogate ? want : 0;
-}
-
-/* Copy with U+FFFD for every byte that is not part of valid UTF-8. */
-static kvl_status valid_text(const struct kvl_text *text, struct kvl_text *out)
-{
-    kvl_status status = kvl_text_append(out, "", 0);
-    for (size_t i = 0; i < text->size && status == KVL_OK;) {
-        const size_t n = valid_sequence((const unsigned char *)text->data + i, text->size - i);
-        status = n ? kvl_text_append(out, text->data + i, n) : kvl_text_append(out, "\xef\xbf\xbd", 3);
-        i += n ? n : 1;
-    }
-    return status;
 }
 
 /* Prints the text up to byte `end` that is not printed yet. */
@@ -277,6 +246,7 @@ static kvl_status forward(struct generation *g)
     g->n_steps++;
     KVL_TRY(
         kvl_record_step(g->record, g->session, g->n == g->n_prompt ? "prefill" : "decode", n_new, kvl_now_ns() - begin, &before));
+    if (g->n == g->n_prompt) KVL_TRY(kvl_record_eviction(g->record, g->session));
     struct kvl_counters now;
     kvl_session_counters(g->session, &now);
     if (g->args->no_cache)
@@ -313,6 +283,7 @@ static kvl_status generate(struct generation *g)
         KVL_TRY(take_token(g, id));
     }
     g->rest_ns = kvl_now_ns() - start - g->first_ns;
+    KVL_TRY(kvl_record_running(g->record, g->session));
     KVL_TRY(kvl_record_memory(g->record, g->session));
 done:
     if (!args->json && !args->ids) {
@@ -376,7 +347,7 @@ static kvl_status print_json(const struct generation *g, const struct kvl_fact *
     cJSON *object = cJSON_CreateObject();
     KVL_TRY(kvl_record_json(g->record, object));
     KVL_TRY(kvl_json_facts(object, facts, n));
-    KVL_TRY(valid_text(&g->text, &text));
+    KVL_TRY(kvl_text_append_utf8(&text, g->text.data, g->text.size));
     cJSON *ids = cJSON_CreateIntArray(g->token + g->n_prompt, (int)(g->n - g->n_prompt));
     if (!ids || !cJSON_AddItemToObject(object, "ids", ids) || !cJSON_AddStringToObject(object, "text", text.data)) {
         status = kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");

@@ -71,7 +71,7 @@ static kvl_status open_file(struct plan *plan)
     KVL_TRY(kvl_spec_parse(plan->args->kv, &plan->spec));
     plan->dims = &plan->model->dims;
     plan->name = plan->model->name;
-    KVL_TRY(kvl_weights_bytes(plan->model, &plan->weights));
+    plan->weights = kvl_weights_bytes(plan->model);
     plan->read_weights = plan->weights;
 done:
     return status;
@@ -281,7 +281,7 @@ static void print_models(const struct kvl_public_models *models)
     for (size_t i = 0; i < models->n; i++) {
         const struct kvl_public_model *m = &models->model[i];
         char window[32] = "";
-        if (m->window) snprintf(window, sizeof window, "%u", m->window);
+        if (m->dims.window) snprintf(window, sizeof window, "%u", m->dims.window);
         printf("%-16s %6u %11u %8u %8u %7u %8s  %s\n", m->name, m->dims.n_layer, m->dims.n_head, m->dims.n_kv_head, m->dims.head_dim,
                m->dims.n_ctx_train, m->joint ? "joint" : window, m->source);
     }

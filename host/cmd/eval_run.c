@@ -2,48 +2,31 @@
 #include "calibration.h"
 #include <math.h>
 #include <stdio.h>
-
-#define AT(member) offsetof(struct eval_args, member)
+#include <string.h>
 
 /* clang-format off */
 const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
-    KVL_OPTION_MODEL(struct eval_args),
-    KVL_OPTION_FILE(struct eval_args),
-    {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
-    {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",
+    EVAL_OPTIONS_CACHE,
+    {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = EVAL_AT(n_ctx), .metavar = "N",
      .help = "tokens a window; the second half of each is scored", .fallback = "512", .min = KVL_EVAL_MIN_CTX, .max = 1 << 24},
-    {.name = "chunks", .type = KVL_OPT_INT, .offset = AT(chunks), .metavar = "N",
-     .help = "windows to run, 0 = all", .fallback = "0", .min = 0, .max = 1e9},
-    {.name = "first-chunk", .type = KVL_OPT_INT, .offset = AT(first_chunk), .metavar = "I",
-     .help = "window to start with", .fallback = "0", .min = 0, .max = 1e9},
-    {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
+    EVAL_OPTIONS_CHUNKS,
+    {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = EVAL_AT(protocol),
      .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 = compress-then-score "
              "a context that was compressed after it had been read, p4 what was sealed when its token was written",
      .fallback = "p1", .choices = "p1|p2|p3|p4|compress-then-score"},
-    {.name = "context", .type = KVL_OPT_INT, .offset = AT(context), .metavar = "N",
-     .help = "p3: tokens that are prefilled, then compressed", .fallback = "1024", .min = 1, .max = 1 << 24},
-    {.name = "score", .type = KVL_OPT_INT, .offset = AT(score), .metavar = "M",
+    EVAL_OPTION_CONTEXT("p3: tokens that are prefilled, then compressed"),
+    {.name = "score", .type = KVL_OPT_INT, .offset = EVAL_AT(score), .metavar = "M",
      .help = "p3: tokens that follow and are scored; a window has N + M", .fallback = "256", .min = 2, .max = 1 << 24},
-    {.name = "loss", .type = KVL_OPT_FLAG, .offset = AT(loss),
-     .help = "p3: what each eviction costs the scored tokens in attention mass and in the attention's output, into the run file (slow)"},
-    {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
-     .help = "tokens appended at once (p4: always 1)", .fallback = "512", .min = 1, .max = 1 << 20},
-    KVL_OPTION_EXACT(struct eval_args),
-    {.name = "allow-long", .type = KVL_OPT_FLAG, .offset = AT(allow_long), .help = "allow windows longer than the trained context"},
-    KVL_OPTION_DEVICE(struct eval_args),
-    KVL_OPTION_OUTPUT(struct eval_args),
-    {.name = "no-run-file", .type = KVL_OPT_FLAG, .offset = AT(no_run_file), .help = "keep no run file"},
-    {.name = "profile", .type = KVL_OPT_FLAG, .offset = AT(profile), .help = "time every kernel into the run file (slower)"},
-    KVL_OPTION_JSON(struct eval_args),
-    {.name = "base", .type = KVL_OPT_TEXT, .offset = AT(base), .metavar = "SPEC",
-     .help = "cache to compare with", .fallback = "f16"},
+    EVAL_OPTION_LOSS,
+    EVAL_OPTIONS_RUN,
+    EVAL_OPTION_BASE,
 };
 /* clang-format on */
 
 static kvl_status run_recorded(const struct eval_args *args, const struct eval_kind *kind, struct kvl_eval *eval)
 {
     const struct kvl_eval_config *c = &eval->config;
-    const struct kvl_fact settings[] = {{"first_chunk", (double)c->first_chunk, true}, {"chunks", (double)c->chunks, true}};
+    const struct kvl_fact windows[] = {{"first_chunk", (double)c->first_chunk, true}, {"chunks", (double)c->chunks, true}};
     const struct kvl_record_config config = {
         .command = kind->command,
         .output = args->output,
@@ -59,9 +42,11 @@ static kvl_status run_recorded(const struct eval_args *args, const struct eval_k
         .exact = c->exact,
         .measures_loss = c->measure_loss,
         .text_sha256 = eval->text->sha256,
-        .settings = settings,
-        .n_settings = sizeof settings / sizeof *settings,
-        .table = c->protocol == KVL_P3_PREFILL_EXACT ? kind->binned_table : kind->table,
+        .settings = kind->settings ? kind->settings : windows,
+        .n_settings = kind->settings ? kind->n_settings : sizeof windows / sizeof *windows,
+        .words = kind->words,
+        .n_words = kind->n_words,
+        .table = c->protocol == KVL_P3_PREFILL_EXACT && kind->binned_table ? kind->binned_table : kind->table,
     };
     struct kvl_record *record = NULL;
     kvl_status status = kvl_record_open(&config, &record);
@@ -70,7 +55,19 @@ static kvl_status run_recorded(const struct eval_args *args, const struct eval_k
     return kvl_record_close(&record, status);
 }
 
-kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
+struct kvl_eval_config eval_windows(const struct eval_args *args)
+{
+    const bool compresses = args->protocol >= KVL_PROTOCOLS || args->protocol == KVL_P3_PREFILL_EXACT;
+    return (struct kvl_eval_config){
+        .n_ctx = (uint32_t)(compresses ? args->context + args->score : args->n_ctx),
+        .context = (uint32_t)args->context,
+        .first_chunk = (uint64_t)args->first_chunk,
+        .chunks = (uint64_t)args->chunks,
+        .protocol = compresses ? KVL_P3_PREFILL_EXACT : (enum kvl_protocol)args->protocol,
+    };
+}
+
+kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind, const struct kvl_eval_config *windows)
 {
     kvl_status status = KVL_OK;
     struct kvl_rig rig = {0};
@@ -81,20 +78,13 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind)
     if (args->base) KVL_TRY(kvl_spec_open(args->base, &base));
     KVL_TRY(kvl_rig_open(args->model, args->device, &rig));
     KVL_TRY(kvl_eval_text_read(rig.model, args->file, &text));
-    const bool compresses = args->protocol >= KVL_PROTOCOLS || args->protocol == KVL_P3_PREFILL_EXACT;
-    const struct kvl_eval_config config = {
-        .spec = spec,
-        .base = base,
-        .n_ctx = (uint32_t)(compresses ? args->context + args->score : args->n_ctx),
-        .context = (uint32_t)args->context,
-        .ubatch = (uint32_t)args->ubatch,
-        .first_chunk = (uint64_t)args->first_chunk,
-        .chunks = (uint64_t)args->chunks,
-        .protocol = compresses ? KVL_P3_PREFILL_EXACT : (enum kvl_protocol)args->protocol,
-        .measure_loss = args->loss,
-        .exact = args->exact,
-        .allow_long = args->allow_long,
-    };
+    struct kvl_eval_config config = *windows;
+    config.spec = spec;
+    config.base = base;
+    config.ubatch = (uint32_t)args->ubatch;
+    config.measure_loss = args->loss;
+    config.exact = args->exact;
+    config.allow_long = args->allow_long;
     KVL_TRY(kvl_eval_open(&rig, &text, &config, &eval));
     KVL_TRY(run_recorded(args, kind, eval));
 done:
@@ -130,9 +120,17 @@ void eval_print_bins(const struct kvl_eval_ppl *r)
 void eval_print_errors(const char *label, double value, double se, double se_chunk, uint64_t n_chunks, int digits)
 {
     const uint64_t enough = 16;
-    printf("%-9s %.*f +/- %.*f (tokens)", label, digits, value, digits, se);
-    if (!isnan(se_chunk)) printf(", +/- %.*f (windows)", digits, se_chunk);
+    printf("%-9s %.*f", label, digits, value);
+    if (!isnan(se)) printf(" +/- %.*f (tokens)", digits, se);
+    if (!isnan(se_chunk)) printf("%s +/- %.*f (windows)", isnan(se) ? "" : ",", digits, se_chunk);
     puts(n_chunks < enough ? ", exploratory: under 16 windows" : "");
+}
+
+kvl_status eval_json_row(cJSON *array, const struct kvl_fact *facts, size_t n)
+{
+    cJSON *object = cJSON_CreateObject();
+    if (!object || !cJSON_AddItemToArray(array, object)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    return kvl_json_facts(object, facts, n);
 }
 
 static kvl_status add_chunk(cJSON *array, const struct kvl_eval_chunk *chunk, bool with_base)
@@ -141,20 +139,25 @@ static kvl_status add_chunk(cJSON *array, const struct kvl_eval_chunk *chunk, bo
         {"chunk", (double)chunk->chunk}, {"nll", chunk->nll}, {"n", chunk->n},
         {"nll_base", chunk->nll_base},   {"kld", chunk->kld}, {"same_top1", chunk->same_top1},
     };
-    cJSON *object = cJSON_CreateObject();
-    if (!object || !cJSON_AddItemToArray(array, object)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
-    struct kvl_fact bins[KVL_EVAL_BIN_FACTS];
-    const kvl_status status = kvl_json_facts(object, facts, with_base ? 6 : 3);
-    return status == KVL_OK ? kvl_json_facts(object, bins, kvl_eval_bin_facts(&chunk->bin, bins)) : status;
+    struct kvl_fact all[6 + KVL_EVAL_BIN_FACTS];
+    const size_t n = with_base ? 6 : 3;
+    memcpy(all, facts, n * sizeof *all);
+    return eval_json_row(array, all, n + kvl_eval_bin_facts(&chunk->bin, all + n));
+}
+
+kvl_status eval_json(const struct kvl_record *record, const struct kvl_fact *facts, size_t n_facts, cJSON **out)
+{
+    *out = cJSON_CreateObject();
+    const kvl_status status = kvl_record_json(record, *out);
+    return status == KVL_OK ? kvl_json_facts(*out, facts, n_facts) : status;
 }
 
 kvl_status eval_print_json(const struct kvl_record *record, const struct kvl_fact *facts, size_t n_facts,
                            const struct kvl_eval_ppl *result, bool with_base)
 {
     kvl_status status = KVL_OK;
-    cJSON *object = cJSON_CreateObject();
-    KVL_TRY(kvl_record_json(record, object));
-    KVL_TRY(kvl_json_facts(object, facts, n_facts));
+    cJSON *object = NULL;
+    KVL_TRY(eval_json(record, facts, n_facts, &object));
     cJSON *chunks = cJSON_AddArrayToObject(object, "chunks");
     for (uint64_t i = 0; i < result->n_chunks; i++) KVL_TRY(add_chunk(chunks, &result->chunk[i], with_base));
     KVL_TRY(kvl_json_print(object));

@@ -21,12 +21,16 @@
     X(generate) \
     X(eval_ppl) \
     X(eval_kld) \
+    X(eval_recall) \
+    X(eval_needle) \
+    X(eval_continuation) \
     X(eval_stream) \
     X(bench) \
     X(tune) \
     X(xcheck) \
     X(sweep) \
     X(report) \
+    X(trace) \
     X(log_show) \
     X(log_repair) \
     X(log_diff) \

@@ -4,6 +4,7 @@
 #include "text.h"
 #include <ctype.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -245,4 +246,22 @@ done:
     kvl_free(&p.letters);
     kvl_free(&p.longs);
     return status;
+}
+
+kvl_status kvl_opt_numbers(const char *option, const char *text, double min, double max, bool whole, struct kvl_numbers_given *out)
+{
+    const size_t most = sizeof out->value / sizeof *out->value;
+    for (const char *at = text;;) {
+        const size_t size = strcspn(at, ",");
+        char word[32];
+        double value;
+        snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word - 1), at);
+        if (size >= sizeof word || !kvl_parse_f64(word, &value) || value < min || value > max || (whole && value != floor(value)))
+            return kvl_fail(KVL_E_USAGE, "%s %s: \"%.*s\" is not a%s number from %.10g to %.10g; a list is like %.10g,%.10g", option, text, (int)size, at,
+                            whole ? " whole" : "", min, max, min, max);
+        if (out->n == most) return kvl_fail(KVL_E_USAGE, "%s: a list has %zu numbers at most", option, most);
+        out->value[out->n++] = value;
+        if (at[size] == '\0') return KVL_OK;
+        at += size + 1;
+    }
 }

@@ -217,6 +217,7 @@ kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, str
         KVL_TRY(run_piece(e, l, start, end, ns));
         if (start == 0) KVL_TRY(kvl_record_eviction(record, e->session[KVL_EVAL_SPEC]));
     }
+    KVL_TRY(kvl_record_running(record, e->session[KVL_EVAL_SPEC]));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!e->session[role]) continue;
         KVL_TRY(kvl_record_step(record, e->session[role], phase[role], l->n_ctx, ns[role], NULL));
@@ -238,6 +239,13 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
         kvl_fail(status, "interrupted: %llu of %llu windows are committed", (unsigned long long)(chunk - e->config.first_chunk),
                  (unsigned long long)e->config.chunks);
     return status;
+}
+
+double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++) sum += score[i].nll;
+    return sum / (double)n;
 }
 
 double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)

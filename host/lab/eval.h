@@ -93,6 +93,8 @@ kvl_status kvl_eval_window(struct kvl_eval *eval, uint64_t chunk, struct kvl_rec
 /* The same for tokens that the caller has put into eval->window. KVL_E_INTERRUPTED without a message. */
 kvl_status kvl_eval_run(struct kvl_eval *eval, const struct kvl_eval_layout *layout, struct kvl_record *record);
 
+/* Mean of n tokens' nll. */
+double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n);
 double kvl_eval_tokens_per_s(const struct kvl_eval *eval, enum kvl_eval_role role);
 
 /* ---- results; every nll is a mean in nats a token, every fraction a fraction ---- */

@@ -29,8 +29,8 @@ static const struct column columns[] = {
     FIELD("tied", BOOL, dims.tied_output),
     FIELD("ffn_matrices", U32, ffn_matrices),
     FIELD("joint", U32, joint),
-    FIELD("window", U32, window),
-    FIELD("full_every", U32, full_every),
+    FIELD("window", U32, dims.window),
+    FIELD("full_every", U32, dims.full_every),
     FIELD("params", U64, params),
     FIELD("active_params", U64, active_params),
     FIELD("source", TEXT, source),
@@ -122,15 +122,7 @@ uint64_t kvl_public_active_params(const struct kvl_public_model *model)
     return model->active_params != 0 ? model->active_params : kvl_public_params(model);
 }
 
-/* ---- what the model adds to a spec ---- */
-
-/* Does layer l of the model slide where the spec asks for no window, or for a longer one? */
-static bool slides(const struct kvl_public_model *model, const struct kvl_spec *spec, uint32_t l)
-{
-    if (l >= model->dims.n_layer || model->window == 0 || (l + 1) % model->full_every == 0) return false;
-    const uint32_t window = kvl_spec_layer(spec, l)->window;
-    return window == 0 || window > model->window;
-}
+/* ---- what the model asks of a spec ---- */
 
 static kvl_status check_joint(const struct kvl_public_model *model, const struct kvl_spec *spec)
 {
@@ -154,18 +146,9 @@ done:
 kvl_status kvl_public_spec(const struct kvl_public_model *model, const char *kv, struct kvl_spec **out)
 {
     kvl_status status = KVL_OK;
-    struct kvl_spec *given = NULL;
-    struct kvl_text text = {0};
-    KVL_TRY(kvl_spec_parse(kv, &given));
-    if (model->joint) KVL_TRY(check_joint(model, given));
-    KVL_TRY(kvl_text_printf(&text, "%s", kv));
-    for (uint32_t first = 0, end; first < model->dims.n_layer; first = end + 1) { /* layers first .. end - 1 slide, end does not */
-        for (end = first; slides(model, given, end);) end++;
-        if (end > first) KVL_TRY(kvl_text_printf(&text, " @%u-%u window=%u", first, end - 1, model->window));
-    }
-    KVL_TRY(kvl_spec_parse(text.data, out));
+    KVL_TRY(kvl_spec_parse(kv, out));
+    if (model->joint) KVL_TRY(check_joint(model, *out));
 done:
-    kvl_text_free(&text);
-    kvl_spec_free(&given);
+    if (status != KVL_OK) kvl_spec_free(out);
     return status;
 }

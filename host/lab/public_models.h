@@ -9,7 +9,6 @@ struct kvl_public_model {
     struct kvl_dims dims;
     uint32_t ffn_matrices;          /* of a layer: 3 with a gate, else 2 */
     uint32_t joint;                 /* 1: one record a token and layer (MLA), which is head_dim wide; values are read from keys */
-    uint32_t window, full_every;    /* a layer slides over `window` tokens unless its number, from 1, is a multiple of full_every */
     uint64_t params, active_params; /* as published; 0 = by the dimensions. active: read for one token (mixture of experts) */
 };
 
@@ -27,8 +26,7 @@ const struct kvl_public_model *kvl_public_models_find(const struct kvl_public_mo
 uint64_t kvl_public_params(const struct kvl_public_model *model);
 uint64_t kvl_public_active_params(const struct kvl_public_model *model);
 
-/* `kv` with the windows of the layers that slide by themselves; the shorter window counts. KVL_E_USAGE if the model keeps one joint
- * record and `kv` treats keys and values differently. */
+/* KVL_E_USAGE if the model keeps one joint record and `kv` treats keys and values differently. */
 kvl_status kvl_public_spec(const struct kvl_public_model *model, const char *kv, struct kvl_spec **out);
 
 #endif

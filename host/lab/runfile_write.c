@@ -24,7 +24,8 @@
 #define KVL_GIT "unknown"
 #endif
 
-enum { SCHEMA_VERSION = 1, BATCH_ROWS = 256, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };
+/* A table of one column gets as many rows a batch as others have cells, or so. */
+enum { SCHEMA_VERSION = 1, BATCH_ROWS = 256, NARROW_BATCH_ROWS = 16 * BATCH_ROWS, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };
 static const uint64_t batch_ns = 1000000000u;
 
 /* Object headers hold this many attributes or links before HDF5 moves them to a heap of their own, which is more to lose. */
@@ -36,14 +37,14 @@ struct column {
     hid_t dataset;
     enum kvl_column_type type;
     size_t cell_bytes;
-    char *name, *batch; /* [BATCH_ROWS][cell_bytes] */
+    char *name, *batch; /* [batch_rows of the table][cell_bytes] */
 };
 
 struct table {
     char *group;
     hid_t axis, committed;
     struct column *columns;
-    size_t n_columns, buffered;
+    size_t n_columns, batch_rows, buffered;
     uint64_t rows; /* committed ones */
 };
 
@@ -439,7 +440,7 @@ done:
     return status;
 }
 
-static kvl_status create_column(const struct kvl_runfile *f, hid_t group, const char *axis_name, const struct kvl_column *wanted,
+static kvl_status create_column(const struct kvl_runfile *f, hid_t group, const char *axis_name, size_t batch_rows, const struct kvl_column *wanted,
                                 struct column *c)
 {
     kvl_status status = KVL_OK;
@@ -452,7 +453,7 @@ static kvl_status create_column(const struct kvl_runfile *f, hid_t group, const 
     assert(c->cell_bytes > 0);
     snprintf(text_axis, sizeof text_axis, "text%u", wanted->width);
     KVL_TRY(kvl_strdup(&c->name, wanted->name));
-    KVL_TRY(kvl_alloc(&c->batch, BATCH_ROWS, c->cell_bytes));
+    KVL_TRY(kvl_alloc(&c->batch, batch_rows, c->cell_bytes));
     KVL_TRY(create_described(f, group, wanted->name, wanted->units, wanted->long_name, wanted->type, fill_value(wanted->type), axes,
                              text ? 2 : 1, &c->dataset));
 done:
@@ -474,7 +475,7 @@ kvl_status kvl_runfile_table(struct kvl_runfile *f, const char *group, const str
 {
     kvl_status status = KVL_OK;
     hid_t object = H5I_INVALID_HID;
-    struct table t = {.axis = H5I_INVALID_HID, .committed = H5I_INVALID_HID};
+    struct table t = {.axis = H5I_INVALID_HID, .committed = H5I_INVALID_HID, .batch_rows = n == 1 ? NARROW_BATCH_ROWS : BATCH_ROWS};
     char axis_name[NAME_BYTES + 8];
     assert(!f->started && n > 0 && strrchr(group, '/') != NULL);
     snprintf(axis_name, sizeof axis_name, "%s_row", strrchr(group, '/') + 1);
@@ -487,7 +488,7 @@ kvl_status kvl_runfile_table(struct kvl_runfile *f, const char *group, const str
     t.axis = axis.scale;
     for (size_t i = 0; i < n; i++) {
         t.n_columns = i + 1;
-        KVL_TRY(create_column(f, object, axis_name, &columns[i], &t.columns[i]));
+        KVL_TRY(create_column(f, object, axis_name, t.batch_rows, &columns[i], &t.columns[i]));
     }
     KVL_TRY(create_counter(f, object, &t));
     *table = (int)f->n_tables;
@@ -540,7 +541,7 @@ kvl_status kvl_runfile_row(struct kvl_runfile *f, int table, const union kvl_cel
     for (size_t i = 0; i < t->n_columns; i++) KVL_TRY(store_cell(f, &t->columns[i], t->buffered, &cells[i]));
     const uint64_t now = kvl_now_ns();
     if (f->oldest_ns == 0) f->oldest_ns = now;
-    if (++t->buffered == BATCH_ROWS || now - f->oldest_ns >= batch_ns) KVL_TRY(kvl_runfile_commit(f));
+    if (++t->buffered == t->batch_rows || now - f->oldest_ns >= batch_ns) KVL_TRY(kvl_runfile_commit(f));
 done:
     return status;
 }

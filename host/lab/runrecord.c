@@ -56,7 +56,8 @@ static const struct kvl_column eviction_columns[] = {
     {"position", "1", "tokens seen when it happened", KVL_COL_U64},
     {"layer", "1", "layer", KVL_COL_U64},
     {"head", "1", "kv head", KVL_COL_U64},
-    {"source", "1", "what the score read: exact = keys and values in full precision", KVL_COL_TEXT, 8},
+    {"source", "1", "what the score read: exact = full precision, at the end of a prompt; append = a token's exact key and value when it was "
+                    "stored; used = the probabilities that attention used", KVL_COL_TEXT, 8},
     {"target", "1", "the layer's budget: tokens a head on average", KVL_COL_U64},
     {"kept", "1", "tokens that the head keeps", KVL_COL_U64},
     {"first", "1", "row of evictions/positions where its positions begin", KVL_COL_U64},
@@ -130,6 +131,7 @@ static kvl_status config_hash(const struct kvl_record *r, char hex[65])
                               : kvl_text_printf(&text, "%s=%lld\n", entry[i].name, (long long)entry[i].number));
     for (size_t i = 0; i < r->config.n_settings; i++)
         KVL_TRY(kvl_text_printf(&text, "%s=%.17g\n", r->config.settings[i].name, r->config.settings[i].value));
+    for (size_t i = 0; i < r->config.n_words; i++) KVL_TRY(kvl_text_printf(&text, "%s=%s\n", r->config.words[i].name, r->config.words[i].text));
     KVL_TRY(kvl_sha256(text.data, text.size, hex));
 done:
     kvl_text_free(&text);
@@ -174,6 +176,7 @@ static kvl_status put_config(struct kvl_record *r, const char *hash)
     KVL_TRY(kvl_runfile_text(r->file, "/config", "kv_given", kvl_spec_given(r->config.spec)));
     if (r->config.base) KVL_TRY(kvl_runfile_text(r->file, "/config", "base_given", kvl_spec_given(r->config.base)));
     KVL_TRY(put_facts(r->file, "/config", r->config.settings, r->config.n_settings));
+    for (size_t i = 0; i < r->config.n_words; i++) KVL_TRY(kvl_runfile_text(r->file, "/config", r->config.words[i].name, r->config.words[i].text));
 done:
     return status;
 }
@@ -346,24 +349,24 @@ done:
     return status;
 }
 
-static kvl_status put_eviction_head(struct kvl_record *r, const struct kvl_selection *kept, uint64_t layer, uint32_t h)
+/* A head's row, and the positions of its n tokens. */
+struct held {
+    const char *source;
+    uint64_t seen, layer, head, target, n;
+    const uint32_t *position;
+    double mass_lost, output_error;
+};
+
+static kvl_status put_held(struct kvl_record *r, const struct held *held)
 {
     kvl_status status = KVL_OK;
     const union kvl_cell cells[COUNT(eviction_columns)] = {
-        {.u64 = r->n_evictions},
-        {.u64 = kept->n_token},
-        {.u64 = layer},
-        {.u64 = h},
-        {.text = "exact"},
-        {.u64 = kept->target},
-        {.u64 = kept->offset[h + 1] - kept->offset[h]},
-        {.u64 = r->n_kept},
-        {.f64 = kept->mass_lost ? kept->mass_lost[h] : NAN},
-        {.f64 = kept->output_error ? kept->output_error[h] : NAN},
+        {.u64 = r->n_evictions}, {.u64 = held->seen},   {.u64 = held->layer}, {.u64 = held->head},      {.text = held->source},
+        {.u64 = held->target},   {.u64 = held->n},      {.u64 = r->n_kept},   {.f64 = held->mass_lost}, {.f64 = held->output_error},
     };
     KVL_TRY(kvl_runfile_row(r->file, r->evictions, cells));
-    for (uint32_t i = kept->offset[h]; i < kept->offset[h + 1]; i++, r->n_kept++)
-        KVL_TRY(kvl_runfile_row(r->file, r->positions, &(union kvl_cell){.u64 = kept->token[i]}));
+    for (uint64_t i = 0; i < held->n; i++, r->n_kept++)
+        KVL_TRY(kvl_runfile_row(r->file, r->positions, &(union kvl_cell){.u64 = held->position[i]}));
 done:
     return status;
 }
@@ -374,10 +377,56 @@ kvl_status kvl_record_eviction(struct kvl_record *r, struct kvl_session *session
     if (!r->file || !kvl_spec_evicts(r->config.spec)) return KVL_OK;
     for (uint32_t l = 0; l < r->config.model->dims.n_layer; l++) {
         const struct kvl_selection *kept = kvl_session_kept(session, l);
-        for (uint32_t h = 0; kept != NULL && h < kept->n_kv_head; h++) KVL_TRY(put_eviction_head(r, kept, l, h));
+        for (uint32_t h = 0; kept != NULL && h < kept->n_kv_head; h++) {
+            const struct held held = {"exact", kept->n_token, l, h, kept->target, kept->offset[h + 1] - kept->offset[h], kept->token + kept->offset[h],
+                                      kept->mass_lost ? kept->mass_lost[h] : NAN, kept->output_error ? kept->output_error[h] : NAN};
+            KVL_TRY(put_held(r, &held));
+        }
     }
     r->n_evictions++;
 done:
+    return status;
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position)
+{
+    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used"};
+    kvl_status status = KVL_OK;
+    struct kvl_cache *cache = kvl_session_cache(session);
+    const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
+    for (uint32_t h = 0; layer->cells != 0 && h < r->config.model->dims.n_kv_head; h++) {
+        const uint32_t n = kvl_cache_places(cache, l, h);
+        KVL_TRY(kvl_cache_positions(cache, l, h, position));
+        qsort(position, n, sizeof *position, by_position);
+        const struct held held = {source[layer->running.source], kvl_session_position(session), l, h, layer->kept, n, position, NAN, NAN};
+        KVL_TRY(put_held(r, &held));
+    }
+done:
+    return status;
+}
+
+kvl_status kvl_record_running(struct kvl_record *r, struct kvl_session *session)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(session));
+    uint32_t *position = NULL, most = 0;
+    if (!r->file || !plan->evicts_decoding) return KVL_OK;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
+            const uint32_t n = kvl_cache_places(kvl_session_cache(session), l, h);
+            most = n > most ? n : most;
+        }
+    KVL_TRY(kvl_alloc(&position, most, sizeof *position));
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) KVL_TRY(put_running_layer(r, session, l, position));
+    r->n_evictions++;
+done:
+    kvl_free(&position);
     return status;
 }
 

@@ -14,6 +14,10 @@ struct kvl_fact { /* a named number */
     bool is_count; /* stored as an integer */
 };
 
+struct kvl_word { /* a named text */
+    const char *name, *text;
+};
+
 struct kvl_record_table { /* a table of the command besides /steps and /kernels */
     const char *group;
     const struct kvl_column *columns;
@@ -35,6 +39,8 @@ struct kvl_record_config {
     const char *text_sha256; /* NULL = the run has no text */
     const struct kvl_fact *settings; /* the command's own numbers: chunks, seed ... */
     size_t n_settings;
+    const struct kvl_word *words;    /* and texts: lists, choices */
+    size_t n_words;
     const struct kvl_record_table *table; /* NULL = none */
 };
 
@@ -48,6 +54,8 @@ kvl_status kvl_record_step(struct kvl_record *record, struct kvl_session *sessio
                            uint64_t duration_ns, const struct kvl_counters *before);
 /* Rows of /evictions and /evictions/positions: what the session's last prompt left of each layer and head. Nothing if the spec evicts nothing. */
 kvl_status kvl_record_eviction(struct kvl_record *record, struct kvl_session *session);
+/* The same of what layers that evict while tokens are decoded hold now. Blocks. */
+kvl_status kvl_record_running(struct kvl_record *record, struct kvl_session *session);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */

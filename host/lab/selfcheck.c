@@ -374,7 +374,7 @@ static kvl_status check_type(struct checker *c, struct product_bench *b, const s
     KVL_TRY(kvl_alloc(&bytes, tensor.n_bytes, 1));
     kvl_probe_weights(type, type->gguf_type, n_blocks, bytes, b->w);
     tensor.data = bytes;
-    KVL_TRY(kvl_linear_load(c->device, "check weights", -1, tensors, 1, false, &linear));
+    KVL_TRY(kvl_linear_load(c->device, "check weights", -1, tensors, 1, (struct kvl_linear_form){0}, &linear));
     KVL_TRY(check_products(c, b, &linear));
 done:
     kvl_linear_free(&linear);

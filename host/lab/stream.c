@@ -118,6 +118,7 @@ kvl_status kvl_stream_run(struct kvl_stream *s, struct kvl_record *record, struc
         snprintf(label, sizeof label, "eval stream  nll %.4f", out->nll);
         kvl_progress_update(&progress, end);
     }
+    KVL_TRY(kvl_record_running(record, s->session));
     KVL_TRY(kvl_record_memory(record, s->session));
 done:
     kvl_progress_end(&progress);

@@ -52,7 +52,7 @@ static kvl_status product_load(struct product *p, const struct kvl_tune_shape *s
     KVL_TRY(kvl_alloc(&p->w, rows * cols, sizeof *p->w));
     kvl_probe_weights(shape->type, 1, n_blocks, bytes, p->w);
     tensor.data = bytes;
-    status = kvl_linear_load(p->device, "tune weights", -1, tensors, 1, false, &p->linear);
+    status = kvl_linear_load(p->device, "tune weights", -1, tensors, 1, (struct kvl_linear_form){0}, &p->linear);
 done:
     kvl_free(&bytes);
     return status;

@@ -58,27 +58,33 @@ static kvl_status read_vocab(const struct kvl_arch *arch, const struct kvl_gguf 
     return kvl_gguf_has(gguf, key.text) ? kvl_gguf_need_u64(gguf, key.text, dims->n_vocab, dims->n_vocab, &value) : KVL_OK;
 }
 
-/* ---- llama: RMS norm, rotary positions on adjacent pairs, grouped queries, gated SiLU feed-forward ---- */
+/* ---- decoders with RMS norm, rotary positions, grouped queries and a gated feed-forward ---- */
 
-/* Keys that ask for a computation that the llama row does not have, unless they are 0. */
-static const char *const llama_unsupported[] = {"expert_count", "attention.sliding_window", "attention.clamp_kqv", "logit_scale"};
+/* Keys that ask for a computation that no row has, unless they are 0. */
+static const char *const unsupported[] = {"expert_count", "attention.clamp_kqv", "logit_scale", "attn_logit_softcapping",
+                                          "final_logit_softcapping"};
+
+static kvl_status refuse_unless_zero(const struct kvl_arch *arch, const struct kvl_gguf *gguf, const char *suffix)
+{
+    const struct kvl_arch_key key = kvl_arch_key(arch, suffix);
+    uint64_t integer = 0;
+    double real = 0;
+    if (!kvl_gguf_has(gguf, key.text)) return KVL_OK;
+    const bool is_number = kvl_gguf_get_u64(gguf, key.text, &integer) || kvl_gguf_get_f64(gguf, key.text, &real);
+    if (is_number && integer == 0 && real == 0) return KVL_OK;
+    return kvl_fail(KVL_E_UNSUPPORTED, "%s: key \"%s\" asks for what kvlab does not compute; wanted 0 or absent", kvl_gguf_path(gguf),
+                    key.text);
+}
 
 static kvl_status refuse_unsupported(const struct kvl_arch *arch, const struct kvl_gguf *gguf)
 {
-    for (size_t i = 0; i < sizeof llama_unsupported / sizeof *llama_unsupported; i++) {
-        const struct kvl_arch_key key = kvl_arch_key(arch, llama_unsupported[i]);
-        uint64_t integer = 0;
-        double real = 0;
-        if (!kvl_gguf_has(gguf, key.text)) continue;
-        const bool is_number = kvl_gguf_get_u64(gguf, key.text, &integer) || kvl_gguf_get_f64(gguf, key.text, &real);
-        if (!is_number || integer != 0 || real != 0)
-            return kvl_fail(KVL_E_UNSUPPORTED, "%s: key \"%s\" asks for what kvlab does not compute; wanted 0 or absent",
-                            kvl_gguf_path(gguf), key.text);
-    }
-    return KVL_OK;
+    kvl_status status = arch->slides ? KVL_OK : refuse_unless_zero(arch, gguf, "attention.sliding_window");
+    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported && status == KVL_OK; i++)
+        status = refuse_unless_zero(arch, gguf, unsupported[i]);
+    return status;
 }
 
-static kvl_status check_llama_dims(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t value_length)
+static kvl_status check_heads(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t value_length)
 {
     const char *path = kvl_gguf_path(gguf);
     if (dims->head_dim == 0)
@@ -97,7 +103,30 @@ static kvl_status check_llama_dims(const struct kvl_gguf *gguf, const struct kvl
     return KVL_OK;
 }
 
-static kvl_status read_llama_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+static kvl_status read_base(const struct kvl_arch *arch, const struct kvl_gguf *gguf, const char *suffix, float otherwise, float *base)
+{
+    *base = otherwise;
+    return kvl_gguf_has(gguf, kvl_arch_key(arch, suffix).text) ? read_positive(arch, gguf, suffix, base) : KVL_OK;
+}
+
+/* Rotary bases, and which layers slide. */
+static kvl_status read_layers(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    uint64_t window = 0;
+    KVL_TRY(read_base(arch, gguf, "rope.freq_base", 10000.0f, &dims->rope_base));
+    dims->slide_rope_base = dims->rope_base;
+    if (!kvl_gguf_has(gguf, kvl_arch_key(arch, "attention.sliding_window").text)) return KVL_OK;
+    KVL_TRY(kvl_gguf_need_u64(gguf, kvl_arch_key(arch, "attention.sliding_window").text, 0, INT32_MAX, &window));
+    dims->window = (uint32_t)window;
+    if (dims->window == 0) return KVL_OK;
+    KVL_TRY(read_count_or(arch, gguf, "attention.sliding_window_pattern", MAX_LAYERS, arch->full_every, &dims->full_every));
+    if (arch->slide_rope_base > 0) KVL_TRY(read_base(arch, gguf, "rope.freq_base_swa", arch->slide_rope_base, &dims->slide_rope_base));
+done:
+    return status;
+}
+
+static kvl_status read_decoder_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
 {
     kvl_status status = KVL_OK;
     uint32_t value_length;
@@ -112,17 +141,31 @@ static kvl_status read_llama_dims(const struct kvl_arch *arch, const struct kvl_
     KVL_TRY(read_count_or(arch, gguf, "attention.key_length", MAX_HEAD_DIM, shared, &dims->head_dim));
     KVL_TRY(read_count_or(arch, gguf, "attention.value_length", MAX_HEAD_DIM, dims->head_dim, &value_length));
     KVL_TRY(read_count_or(arch, gguf, "rope.dimension_count", MAX_HEAD_DIM, dims->head_dim, &dims->rope_dim));
-    KVL_TRY(check_llama_dims(gguf, dims, value_length));
+    KVL_TRY(check_heads(gguf, dims, value_length));
     KVL_TRY(read_positive(arch, gguf, "attention.layer_norm_rms_epsilon", &dims->rms_eps));
-    dims->rope_base = 10000.0f;
-    if (kvl_gguf_has(gguf, kvl_arch_key(arch, "rope.freq_base").text))
-        KVL_TRY(read_positive(arch, gguf, "rope.freq_base", &dims->rope_base));
+    KVL_TRY(read_layers(arch, gguf, dims));
+    dims->query_gain = 1.0f;
     KVL_TRY(read_vocab(arch, gguf, dims));
 done:
     return status;
 }
 
-static const struct kvl_arch_tensor llama_tensors[] = {
+/* Scores are divided by sqrt(head_dim) in all rows; another scale goes into the queries' norm. */
+static kvl_status read_gemma3_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    enum { LAYERS_OF_27B = 62 }; /* the one size whose scale is that of the embedding's share of a head, which no key says */
+    kvl_status status = KVL_OK;
+    float scale;
+    KVL_TRY(read_decoder_dims(arch, gguf, dims));
+    const uint32_t divisor = dims->n_layer == LAYERS_OF_27B ? dims->n_embd / dims->n_head : dims->head_dim;
+    scale = 1.0f / sqrtf((float)divisor);
+    if (kvl_gguf_has(gguf, kvl_arch_key(arch, "attention.scale").text)) KVL_TRY(read_positive(arch, gguf, "attention.scale", &scale));
+    dims->query_gain = scale * sqrtf((float)dims->head_dim);
+done:
+    return status;
+}
+
+static const struct kvl_arch_tensor decoder_tensors[] = {
     {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
     {"output_norm.weight", KVL_EMBD, KVL_ONE},
     {"output.weight", KVL_EMBD, KVL_VOCAB, .optional = true}, /* absent: the token embedding is used */
@@ -136,6 +179,19 @@ static const struct kvl_arch_tensor llama_tensors[] = {
     {"ffn_gate.weight", KVL_EMBD, KVL_FF, .in_layer = true},
     {"ffn_up.weight", KVL_EMBD, KVL_FF, .in_layer = true},
     {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
+};
+static const struct kvl_arch_tensor qkv_biases[] = {
+    {"attn_q.bias", KVL_QUERY_ROWS, KVL_ONE, .in_layer = true},
+    {"attn_k.bias", KVL_KV_ROWS, KVL_ONE, .in_layer = true},
+    {"attn_v.bias", KVL_KV_ROWS, KVL_ONE, .in_layer = true},
+};
+static const struct kvl_arch_tensor head_norms[] = {
+    {"attn_q_norm.weight", KVL_HEAD, KVL_ONE, .in_layer = true},
+    {"attn_k_norm.weight", KVL_HEAD, KVL_ONE, .in_layer = true},
+};
+static const struct kvl_arch_tensor post_norms[] = {
+    {"post_attention_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"post_ffw_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
 };
 
 /* ---- deepseek2: latent attention (mla.h), else as llama; without experts ---- */
@@ -162,6 +218,27 @@ static kvl_status check_latents(const struct kvl_gguf *gguf, const struct kvl_di
     return KVL_OK;
 }
 
+static kvl_status need_in_layer(const struct kvl_gguf *gguf, uint32_t layer, const char *name)
+{
+    char full[64];
+    snprintf(full, sizeof full, "blk.%" PRIu32 ".%s", layer, name);
+    return kvl_gguf_tensor_find(gguf, full) != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(gguf), full);
+}
+
+/* Queries of low rank or not; what makes keys and values of latents in one tensor or in two. */
+static kvl_status check_layer_tensors(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t layer)
+{
+    static const char *const low_rank[] = {"attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight"}, *const up[] = {"attn_k_b.weight", "attn_v_b.weight"};
+    kvl_status status = KVL_OK;
+    char joint[64];
+    snprintf(joint, sizeof joint, "blk.%" PRIu32 ".attn_kv_b.weight", layer);
+    if (dims->mla.q_rank == 0) KVL_TRY(need_in_layer(gguf, layer, "attn_q.weight"));
+    for (size_t i = 0; dims->mla.q_rank != 0 && i < sizeof low_rank / sizeof *low_rank; i++) KVL_TRY(need_in_layer(gguf, layer, low_rank[i]));
+    for (size_t i = 0; kvl_gguf_tensor_find(gguf, joint) == NULL && i < sizeof up / sizeof *up; i++) KVL_TRY(need_in_layer(gguf, layer, up[i]));
+done:
+    return status;
+}
+
 static kvl_status read_deepseek2_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
 {
     kvl_status status = KVL_OK;
@@ -181,14 +258,15 @@ static kvl_status read_deepseek2_dims(const struct kvl_arch *arch, const struct 
     dims->n_kv_head = 1;
     dims->head_dim = dims->mla.kv_rank + dims->rope_dim;
     KVL_TRY(read_positive(arch, gguf, "attention.layer_norm_rms_epsilon", &dims->rms_eps));
-    dims->rope_base = 10000.0f;
-    if (kvl_gguf_has(gguf, kvl_arch_key(arch, "rope.freq_base").text)) KVL_TRY(read_positive(arch, gguf, "rope.freq_base", &dims->rope_base));
+    KVL_TRY(read_layers(arch, gguf, dims));
+    dims->query_gain = 1.0f;
     KVL_TRY(read_vocab(arch, gguf, dims));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(check_layer_tensors(gguf, dims, l));
 done:
     return status;
 }
 
-/* mla.c asks for those of the optional ones that belong together. */
+/* Which of the optional ones a layer needs: check_layer_tensors. */
 static const struct kvl_arch_tensor deepseek2_tensors[] = {
     {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
     {"output_norm.weight", KVL_EMBD, KVL_ONE},
@@ -210,9 +288,15 @@ static const struct kvl_arch_tensor deepseek2_tensors[] = {
     {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
 };
 
+#define SET(tensors) {tensors, sizeof tensors / sizeof *tensors}
 const struct kvl_arch kvl_archs[] = {
-    {"llama", llama_tensors, sizeof llama_tensors / sizeof *llama_tensors, read_llama_dims},
-    {"deepseek2", deepseek2_tensors, sizeof deepseek2_tensors / sizeof *deepseek2_tensors, read_deepseek2_dims},
+    {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
+    {"mistral", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
+    {"qwen2", {SET(decoder_tensors), SET(qkv_biases)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},
+    {"qwen3", {SET(decoder_tensors), SET(head_norms)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},
+    {"gemma3", {SET(decoder_tensors), SET(head_norms), SET(post_norms)}, read_gemma3_dims, .gate = KVL_GATE_GELU, .halves = true,
+     .scales_embedding = true, .slides = true, .full_every = 6, .slide_rope_base = 10000.0f},
+    {"deepseek2", {SET(deepseek2_tensors)}, read_deepseek2_dims, .gate = KVL_GATE_SILU},
 };
 const size_t kvl_n_archs = sizeof kvl_archs / sizeof *kvl_archs;
 

@@ -15,15 +15,25 @@
 static uint64_t part_limit; /* 0 = the device's */
 void kvl_linear_limit_part(uint64_t bytes) { part_limit = bytes; }
 
+/* The tensors that a matrix is packed from. */
+struct sources {
+    const struct kvl_gguf_tensor *const *tensors;
+    size_t n;
+    struct kvl_linear_form form;
+};
+
 /* Row `row` of the tensors laid end to end, or of gate and value by turns of 16; NULL for a padding row. */
-static const uint8_t *source_row(const struct kvl_gguf_tensor *const *tensors, size_t n, bool swiglu, uint64_t row)
+static const uint8_t *source_row(const struct sources *from, uint64_t row)
 {
+    const struct kvl_gguf_tensor *const *tensors = from->tensors;
+    const size_t n = from->n;
     size_t i = 0;
-    if (swiglu) {
+    if (from->form.gate != KVL_GATE_NONE) {
         i = row / PANEL_ROWS % 2;
         row = row / (2 * PANEL_ROWS) * PANEL_ROWS + row % PANEL_ROWS;
         if (row >= tensors[i]->dim[1]) return NULL;
     } else {
+        row = kvl_linear_source_row(&from->form, row);
         while (i < n && row >= tensors[i]->dim[1]) row -= tensors[i++]->dim[1];
         if (i == n) return NULL;
     }
@@ -41,11 +51,11 @@ static uint64_t panel_bytes_of(const struct kvl_quant_type *type, uint64_t cols)
     return round_up(cols, COLUMN) / (type->block < COLUMN ? COLUMN : type->block) * column_bytes(type) * PANEL_ROWS;
 }
 
-static uint64_t panels_of(uint64_t rows, bool swiglu) { return round_up(rows, PANEL_ROWS) / PANEL_ROWS * (swiglu ? 2 : 1); }
+static uint64_t panels_of(uint64_t rows, bool gated) { return round_up(rows, PANEL_ROWS) / PANEL_ROWS * (gated ? 2 : 1); }
 
-uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool swiglu)
+uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool gated)
 {
-    return panels_of(rows, swiglu) * panel_bytes_of(type, cols);
+    return panels_of(rows, gated) * panel_bytes_of(type, cols);
 }
 
 /* 16 rows (NULL: zeros) of row_bytes each, interleaved word by word. `panel` is zeroed. */
@@ -59,17 +69,17 @@ static void pack_panel(const uint8_t *const rows[PANEL_ROWS], uint64_t row_bytes
     }
 }
 
-static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, size_t n, bool swiglu)
+static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, size_t n, bool gated)
 {
     const struct kvl_gguf_tensor *first = tensors[0];
     const struct kvl_quant_type *type = kvl_quant_type(first->type);
     if (type == NULL)
         return kvl_fail(KVL_E_UNSUPPORTED, "tensor %.*s: no kernel for tensor type %u", (int)first->name.size, first->name.data,
                         first->type);
-    assert(!swiglu || n == 2);
+    assert(!gated || n == 2);
     for (size_t i = 0; i < n; i++) {
         const struct kvl_gguf_tensor *t = tensors[i];
-        if (t->type != first->type || t->dim[0] != first->dim[0] || (swiglu && t->dim[1] != first->dim[1]))
+        if (t->type != first->type || t->dim[0] != first->dim[0] || (gated && t->dim[1] != first->dim[1]))
             return kvl_fail(KVL_E_FORMAT, "tensor %.*s (type %u, %llu x %llu) does not go with %.*s (type %u, %llu x %llu)",
                             (int)t->name.size, t->name.data, t->type, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0],
                             (int)first->name.size, first->name.data, first->type, (unsigned long long)first->dim[1],
@@ -84,18 +94,18 @@ static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, si
 }
 
 /* Packs and writes the panels of one part, some at a time through `staging`. */
-static kvl_status upload_part(const struct kvl_linear *linear, const struct kvl_linear_part *part,
-                              const struct kvl_gguf_tensor *const *tensors, size_t n, uint8_t *staging, uint64_t staging_panels)
+static kvl_status upload_part(const struct kvl_linear *linear, const struct kvl_linear_part *part, const struct sources *from,
+                              uint8_t *staging, uint64_t staging_panels)
 {
     kvl_status status = KVL_OK;
-    const uint64_t row_bytes = tensors[0]->n_bytes / tensors[0]->dim[1], unit = column_bytes(linear->type);
+    const uint64_t row_bytes = from->tensors[0]->n_bytes / from->tensors[0]->dim[1], unit = column_bytes(linear->type);
     for (uint64_t done = 0; done < part->n_panels; done += staging_panels) {
         const uint64_t count = min_u64(staging_panels, part->n_panels - done);
         memset(staging, 0, count * linear->panel_bytes);
         for (uint64_t p = 0; p < count; p++) {
             const uint8_t *rows[PANEL_ROWS];
             for (int r = 0; r < PANEL_ROWS; r++)
-                rows[r] = source_row(tensors, n, linear->swiglu, (part->first_panel + done + p) * PANEL_ROWS + r);
+                rows[r] = source_row(from, (part->first_panel + done + p) * PANEL_ROWS + r);
             pack_panel(rows, row_bytes, unit, staging + p * linear->panel_bytes);
         }
         KVL_TRY(kvl_buffer_write(part->buffer, done * linear->panel_bytes, count * linear->panel_bytes, staging));
@@ -105,19 +115,21 @@ done:
 }
 
 kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int layer, const struct kvl_gguf_tensor *const *tensors,
-                           size_t n, bool swiglu, struct kvl_linear *out)
+                           size_t n, struct kvl_linear_form form, struct kvl_linear *out)
 {
     enum { STAGING_BYTES = 1 << 20 };
     kvl_status status = KVL_OK;
+    const struct sources from = {tensors, n, form};
+    const bool gated = form.gate != KVL_GATE_NONE;
     struct kvl_linear linear = {0};
     uint8_t *staging = NULL;
-    KVL_TRY(check_tensors(tensors, n, swiglu));
+    KVL_TRY(check_tensors(tensors, n, gated));
     linear.type = kvl_quant_type(tensors[0]->type);
-    linear.swiglu = swiglu;
+    linear.gate = form.gate;
     linear.cols = tensors[0]->dim[0];
     for (size_t i = 0; i < n; i++) linear.rows += tensors[i]->dim[1];
-    if (swiglu) linear.rows /= 2;
-    linear.n_panels = panels_of(linear.rows, swiglu);
+    if (gated) linear.rows /= 2;
+    linear.n_panels = panels_of(linear.rows, gated);
     linear.panel_bytes = panel_bytes_of(linear.type, linear.cols);
 
     uint64_t limit = kvl_device_caps(device)->max_alloc_bytes;
@@ -136,7 +148,7 @@ kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int lay
         part->first_panel = i * part_panels;
         part->n_panels = min_u64(part_panels, linear.n_panels - part->first_panel);
         KVL_TRY(kvl_buffer_new(device, owner, layer, KVL_MEM_WEIGHTS, part->n_panels * linear.panel_bytes, false, &part->buffer));
-        KVL_TRY(upload_part(&linear, part, tensors, n, staging, staging_panels));
+        KVL_TRY(upload_part(&linear, part, &from, staging, staging_panels));
     }
     *out = linear;
     linear = (struct kvl_linear){0};
@@ -158,7 +170,7 @@ void kvl_linear_free(struct kvl_linear *linear)
 /* Helpers on float16 in platform.cl; work-items that share what a vector would hold. */
 #define VECTORS "-DKVL_VECTORS=1"
 #define ITEMS "-DKVL_W_LANES=1 -DKVL_ITEMS=256"
-enum { GROUP_ITEMS = 256, EMBED_ITEMS = 64, TILE = 64 /* rows and tokens, gemm_items.cl */ };
+enum { GROUP_ITEMS = 256, EMBED_ITEMS = 64, ADD_ITEMS = 8, TILE = 64 /* rows and tokens, gemm_items.cl */ };
 
 /* tokens: how many the kernel is compiled for (GEMV). tuned: the kernel whose tunables the text takes. */
 static const struct {
@@ -307,7 +319,7 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     struct kvl_device *device = kernels->device;
-    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1);
+    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->gate ? 2 : 1);
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN), n_out = (uint32_t)(linear->rows - first_row);
     const uint32_t n_chunks = (T + kernels->sizes.tokens - 1) / kernels->sizes.tokens;
     const uint32_t chunk = (uint32_t)round_up((T + n_chunks - 1) / n_chunks, kernels->sizes.tile);
@@ -348,7 +360,7 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
                           struct kvl_rows y, bool add, bool exact)
 {
     kvl_status status = KVL_OK;
-    assert(T > 0 && !(add && linear->swiglu));
+    assert(T > 0 && !(add && linear->gate));
     assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
     if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
@@ -379,14 +391,14 @@ done:
 }
 
 kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,
-                            uint64_t first_id, struct kvl_rows y)
+                            uint64_t first_id, float scale, struct kvl_rows y)
 {
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN);
     const size_t global[3] = {EMBED_ITEMS, T, 1}, local[3] = {EMBED_ITEMS, 1, 1};
     const struct kvl_work work = {.bytes = (uint64_t)T * (linear->panel_bytes / PANEL_ROWS + linear->cols * 4)};
-    assert(!linear->swiglu);
+    assert(!linear->gate);
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, EMBED, &kernel));
     for (uint64_t i = 0; i < linear->n_parts; i++) {
         const struct kvl_linear_part *part = &linear->parts[i];
@@ -394,8 +406,37 @@ kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl
                        n_rows = min_u64(part->n_panels * PANEL_ROWS, linear->rows - first_row);
         KVL_TRY(KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_BUF(part->buffer), KVL_U32(n_blocks),
                            KVL_U32((uint32_t)linear->cols), KVL_U32((uint32_t)first_row), KVL_U32((uint32_t)n_rows), KVL_BUF(ids),
-                           KVL_U64(first_id), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride)));
+                           KVL_U64(first_id), KVL_F32(scale), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride)));
     }
+done:
+    return status;
+}
+
+/* ---- norms ---- */
+
+static kvl_status norm_kernel(struct kvl_linear_kernels *kernels, const char *name, struct kvl_kernel **kernel)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_program *program;
+    const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("rms.cl"), cl_file("norm.cl")};
+    if (*kernel != NULL) return KVL_OK;
+    KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts,
+                            items_are_lanes(kvl_device_caps(kernels->device)) ? ITEMS : VECTORS, &program));
+    KVL_TRY(kvl_kernel_get(program, name, kernel));
+done:
+    return status;
+}
+
+static kvl_status run_norm(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t heads, uint32_t n, float eps, struct kvl_buffer *weight,
+                           struct kvl_rows x, struct kvl_rows y, bool add)
+{
+    kvl_status status = KVL_OK;
+    const size_t group = items_are_lanes(kvl_device_caps(kernels->device)) ? GROUP_ITEMS : 1;
+    const size_t global[3] = {T * group, heads, 1}, local[3] = {group, 1, 1};
+    const struct kvl_work work = {.bytes = (uint64_t)T * heads * n * (add ? 12 : 8), .flops = (uint64_t)T * heads * n * 4};
+    KVL_TRY(norm_kernel(kernels, "kvl_rms_norm", &kernels->norm));
+    status = KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),
+                        KVL_BUF(weight), KVL_U32(n), KVL_F32(eps), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride), KVL_U32(add));
 done:
     return status;
 }
@@ -403,19 +444,30 @@ done:
 kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
                             struct kvl_rows x, struct kvl_rows y)
 {
+    return run_norm(kernels, T, 1, n, eps, weight, x, y, false);
+}
+
+kvl_status kvl_rms_norm_add_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
+                                struct kvl_rows x, struct kvl_rows y)
+{
+    return run_norm(kernels, T, 1, n, eps, weight, x, y, true);
+}
+
+kvl_status kvl_rms_norm_heads_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t heads, uint32_t n, float eps,
+                                  struct kvl_buffer *weight, struct kvl_rows x)
+{
+    return run_norm(kernels, T, heads, n, eps, weight, x, x, false);
+}
+
+kvl_status kvl_add_row_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, struct kvl_buffer *row, struct kvl_rows y)
+{
     kvl_status status = KVL_OK;
-    const bool items = items_are_lanes(kvl_device_caps(kernels->device));
-    const size_t group = items ? GROUP_ITEMS : 1, global[3] = {T * group, 1, 1}, local[3] = {group, 1, 1};
-    const struct kvl_work work = {.bytes = (uint64_t)T * n * 8, .flops = (uint64_t)T * n * 4};
-    if (kernels->norm == NULL) {
-        struct kvl_program *program;
-        const struct kvl_source parts[] = {cl_file("platform.cl"), cl_file("rms.cl"), cl_file("norm.cl")};
-        KVL_TRY(kvl_program_get(kernels->device, parts, sizeof parts / sizeof *parts, items ? ITEMS : VECTORS, &program));
-        KVL_TRY(kvl_kernel_get(program, "kvl_rms_norm", &kernels->norm));
-    }
-    status =
-        KVL_LAUNCH(kernels->device, kernels->norm, global, local, work, KVL_BUF(x.buffer), KVL_U64(x.offset), KVL_U64(x.stride),
-                   KVL_BUF(weight), KVL_U32(n), KVL_F32(eps), KVL_BUF(y.buffer), KVL_U64(y.offset), KVL_U64(y.stride));
+    const size_t global[3] = {n, T, 1}, local[3] = {ADD_ITEMS, 1, 1};
+    assert(n % ADD_ITEMS == 0);
+    const struct kvl_work work = {.bytes = (uint64_t)T * n * 8};
+    KVL_TRY(norm_kernel(kernels, "kvl_add_row", &kernels->add_row));
+    status = KVL_LAUNCH(kernels->device, kernels->add_row, global, local, work, KVL_BUF(row), KVL_BUF(y.buffer), KVL_U64(y.offset),
+                        KVL_U64(y.stride));
 done:
     return status;
 }

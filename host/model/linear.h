@@ -1,4 +1,4 @@
-/* Matrix products with packed weights, and the two small kernels that stand beside them (embedding rows, RMS norm).
+/* Matrix products with packed weights, and the small kernels that stand beside them (embedding rows, norms).
  *
  * Weights stay in their file's format on the device, packed in panels of 16 rows (cl/weight/panel.cl); they are dequantized 32
  * columns at a time inside the kernels, never as a whole. Every call enqueues and returns.
@@ -28,22 +28,37 @@ struct kvl_linear_part { /* whole pairs of panels, in a buffer below the device'
     uint64_t first_panel, n_panels;
 };
 
+/* What becomes of a product of gate and value. */
+enum kvl_gate { KVL_GATE_NONE, KVL_GATE_SILU, KVL_GATE_GELU };
+
+/* What is made of tensors' rows. */
+struct kvl_linear_form {
+    enum kvl_gate gate;          /* not none: the two tensors are gate and value, of equal shape */
+    uint64_t turned_rows;        /* of the first ones, heads of head_dim rows: rows i and i + rope_dim / 2 of a head become neighbours */
+    uint32_t head_dim, rope_dim;
+};
+/* The row of the tensors that becomes row `row`. */
+static inline uint64_t kvl_linear_source_row(const struct kvl_linear_form *form, uint64_t row)
+{
+    const uint64_t c = row < form->turned_rows ? row % form->head_dim : form->rope_dim;
+    return c < form->rope_dim ? row - c + c / 2 + c % 2 * (form->rope_dim / 2) : row;
+}
+
 struct kvl_linear {
     const struct kvl_quant_type *type;
     uint64_t rows, cols; /* outputs of a product, columns of the tensors */
-    bool swiglu;         /* panels alternate gate, value: a product is silu(gate) * value */
+    enum kvl_gate gate;  /* not none: panels alternate gate, value, and a product is f(gate) * value */
     uint64_t panel_bytes, n_panels, n_parts;
     struct kvl_linear_part *parts;
 };
 
-/* Packs n tensors of equal type and columns, their rows one after the other, and uploads them (blocks). swiglu: the two tensors are
- * gate and value, of equal shape. owner, layer: for the ledger. */
+/* Packs n tensors of equal type and columns, their rows one after the other, and uploads them (blocks). owner, layer: for the ledger. */
 kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int layer, const struct kvl_gguf_tensor *const *tensors,
-                           size_t n, bool swiglu, struct kvl_linear *out);
+                           size_t n, struct kvl_linear_form form, struct kvl_linear *out);
 void kvl_linear_free(struct kvl_linear *linear);
 
-/* Bytes that a packed matrix of these rows and columns takes; swiglu: of gate and value together, `rows` each. */
-uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool swiglu);
+/* Bytes that a packed matrix of these rows and columns takes; gated: of gate and value together, `rows` each. */
+uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool gated);
 
 /* Test hook: a part holds at most this many bytes, if that is less than the device's limit; 0 switches it off. */
 void kvl_linear_limit_part(uint64_t bytes);
@@ -76,7 +91,7 @@ void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, u
 kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact);
 uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels); /* bytes of it */
 
-/* y[t] = W x[t], or y[t] += W x[t] with `add` (not for swiglu), for T tokens. x and y do not overlap.
+/* y[t] = W x[t], or y[t] += W x[t] with `add` (not if gated), for T tokens. x and y do not overlap.
  * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32 where a work-item has
  * vectors, and products of many tokens may be CLBlast's. */
 kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
@@ -92,12 +107,20 @@ struct kvl_norm {
 kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                                  const struct kvl_norm *norm, struct kvl_rows y, bool exact);
 
-/* y[t] = row ids[t] of the matrix, for T ids (i32) from element first_id of the buffer. Ids beyond the rows leave y[t] as it is. */
+/* y[t] = row ids[t] of the matrix times scale, for T ids (i32) from element first_id of the buffer. Ids beyond the rows leave y[t] as it is. */
 kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,
-                            uint64_t first_id, struct kvl_rows y);
+                            uint64_t first_id, float scale, struct kvl_rows y);
 
 /* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, n floats each. y may be x. */
 kvl_status kvl_rms_norm_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
                             struct kvl_rows x, struct kvl_rows y);
+/* y[t] += the same. */
+kvl_status kvl_rms_norm_add_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, float eps, struct kvl_buffer *weight,
+                                struct kvl_rows x, struct kvl_rows y);
+/* Each of the `heads` heads of n floats that lie side by side at the begin of x[t] is normalized in place. */
+kvl_status kvl_rms_norm_heads_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t heads, uint32_t n, float eps,
+                                  struct kvl_buffer *weight, struct kvl_rows x);
+/* y[t] += row, n floats, a multiple of 8. */
+kvl_status kvl_add_row_run(struct kvl_linear_kernels *kernels, uint32_t T, uint32_t n, struct kvl_buffer *row, struct kvl_rows y);
 
 #endif

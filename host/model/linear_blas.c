@@ -100,7 +100,7 @@ static kvl_status finish(struct kvl_linear_kernels *kernels, const struct kvl_li
 {
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
-    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->swiglu ? 2 : 1);
+    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->gate ? 2 : 1);
     const uint64_t n_panels = min_u64(part->n_panels - first_panel, BLOCK_ROWS / PANEL_ROWS);
     const size_t global[3] = {(n_panels + 1) / 2, T, 1};
     const struct kvl_work work = {.bytes = 2 * n_panels * PANEL_ROWS * T * sizeof(float)};

@@ -24,7 +24,7 @@ struct kvl_linear_sizes {
 struct kvl_linear_kernels {
     struct kvl_device *device;
     struct kvl_linear_sizes sizes;
-    struct kvl_kernel *norm;
+    struct kvl_kernel *norm, *add_row;
     struct kvl_kernel *(*of_type)[VARIANTS]; /* [kvl_n_quant_types] */
     struct kvl_buffer *scratch[KVL_LINEAR_SCRATCH]; /* CLBlast's; NULL = it has no part in this */
     uint32_t most_tokens;
@@ -37,8 +37,8 @@ kvl_status kvl_linear_kernel(struct kvl_linear_kernels *kernels, const struct kv
 /* The number that epilogue.cl has for what becomes of a product. */
 static inline uint32_t kvl_linear_epilogue(const struct kvl_linear *linear, bool add)
 {
-    enum { STORE, ADD, SWIGLU };
-    return linear->swiglu ? SWIGLU : add ? ADD : STORE;
+    enum { STORE, ADD, GATED };
+    return linear->gate != KVL_GATE_NONE ? GATED + (uint32_t)linear->gate - 1 : add ? ADD : STORE;
 }
 
 bool kvl_linear_goes_to_blas(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact);

@@ -33,12 +33,6 @@ static const struct kvl_gguf_tensor *find(const struct kvl_model *model, int lay
     return kvl_gguf_tensor_find(model->gguf, full);
 }
 
-static kvl_status need(const struct kvl_model *model, int layer, const char *name, const struct kvl_gguf_tensor **out)
-{
-    *out = find(model, layer, name);
-    return *out != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"blk.%d.%s.weight\" is missing", kvl_gguf_path(model->gguf), layer, name);
-}
-
 /* Rows first .. first + n - 1, counted over all of a tensor's matrices. */
 static struct matrix rows(const struct kvl_gguf_tensor *tensor, uint64_t first, uint64_t n)
 {
@@ -90,38 +84,29 @@ static kvl_status identity(uint64_t n, struct matrix *out)
     return status;
 }
 
-/* W_UK and W_UV of all heads are one tensor, or two, of which the first has each head's matrix transposed. */
-static kvl_status up_matrix(const struct kvl_model *model, int layer, enum part part, uint32_t h, struct matrix *out)
-{
-    kvl_status status = KVL_OK;
-    const struct kvl_mla_dims *d = &model->dims.mla;
-    const struct kvl_gguf_tensor *joint = find(model, layer, "attn_kv_b"), *tensor = joint;
-    if (joint == NULL) KVL_TRY(need(model, layer, part == UP ? "attn_k_b" : "attn_v_b", &tensor));
-    if (part == VALUE) {
-        const uint64_t first = joint != NULL ? (uint64_t)h * (d->content_dim + d->value_dim) + d->content_dim : (uint64_t)h * d->value_dim;
-        *out = rows(tensor, first, d->value_dim);
-    } else if (joint != NULL) {
-        *out = rows(tensor, (uint64_t)h * (d->content_dim + d->value_dim), d->content_dim);
-        if (!d->expanded) KVL_TRY(transpose(out));
-    } else {
-        *out = rows(tensor, (uint64_t)h * d->kv_rank, d->kv_rank);
-        if (d->expanded) KVL_TRY(transpose(out));
-    }
-done:
-    return status;
-}
+/* Where a head's matrix is: rows of a tensor, which kvl_model_open has seen, or their transpose. */
+struct source {
+    const struct kvl_gguf_tensor *tensor;
+    uint64_t first, n;
+    bool is_transposed;
+};
 
-static kvl_status head_matrix(const struct kvl_model *model, int layer, enum part part, uint32_t h, struct matrix *out)
+/* W_UK and W_UV of all heads are one tensor, or two, of which the first has each head's matrix transposed. */
+static struct source locate(const struct kvl_model *model, int layer, enum part part, uint64_t h)
 {
-    kvl_status status = KVL_OK;
     const struct kvl_mla_dims *d = &model->dims.mla;
-    const struct kvl_gguf_tensor *query;
-    const uint64_t first = (uint64_t)h * (d->content_dim + model->dims.rope_dim);
-    if (part == UP || part == VALUE) return up_matrix(model, layer, part, h, out);
-    KVL_TRY(need(model, layer, d->q_rank != 0 ? "attn_q_b" : "attn_q", &query));
-    *out = part == CONTENT ? rows(query, first, d->content_dim) : rows(query, first + d->content_dim, model->dims.rope_dim);
-done:
-    return status;
+    const struct kvl_gguf_tensor *query = find(model, layer, d->q_rank != 0 ? "attn_q_b" : "attn_q"), *joint = find(model, layer, "attn_kv_b");
+    const uint64_t at_query = h * (d->content_dim + model->dims.rope_dim), at_joint = h * (d->content_dim + d->value_dim);
+    switch (part) {
+    case CONTENT: return (struct source){query, at_query, d->content_dim, false};
+    case POSITION: return (struct source){query, at_query + d->content_dim, model->dims.rope_dim, false};
+    case UP:
+        if (joint != NULL) return (struct source){joint, at_joint, d->content_dim, !d->expanded};
+        return (struct source){find(model, layer, "attn_k_b"), h * d->kv_rank, d->kv_rank, d->expanded};
+    default:
+        if (joint != NULL) return (struct source){joint, at_joint + d->content_dim, d->value_dim, false};
+        return (struct source){find(model, layer, "attn_v_b"), h * d->value_dim, d->value_dim, false};
+    }
 }
 
 /* ---- loading ---- */
@@ -129,9 +114,8 @@ done:
 static kvl_status load_vector(const struct kvl_model *model, struct kvl_device *device, int layer, const char *name, struct kvl_buffer **out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor;
+    const struct kvl_gguf_tensor *tensor = find(model, layer, name);
     float *values = NULL;
-    KVL_TRY(need(model, layer, name, &tensor));
     const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
     KVL_TRY(kvl_alloc(&values, tensor->dim[0], sizeof *values));
     type->dequantize(tensor->data, tensor->dim[0] / type->block, values);
@@ -142,67 +126,59 @@ done:
     return status;
 }
 
-/* device NULL: only counts bytes. */
-struct loader {
-    const struct kvl_model *model;
-    struct kvl_device *device;
-    int layer;
-    uint64_t bytes;
-};
-
-static kvl_status load_matrix(struct loader *l, struct matrix *m, struct kvl_linear *out)
+static kvl_status load_matrix(struct kvl_device *device, int layer, const struct kvl_gguf_tensor *tensor, struct kvl_linear *out)
 {
-    const struct kvl_gguf_tensor *tensor = &m->tensor;
+    return kvl_linear_load(device, "latent attention", layer, &tensor, 1, (struct kvl_linear_form){0}, out);
+}
+
+static kvl_status load_head_matrix(const struct kvl_model *model, struct kvl_device *device, int layer, enum part part, uint32_t h, struct kvl_linear *out)
+{
     kvl_status status = KVL_OK;
-    l->bytes += kvl_linear_bytes(kvl_quant_type(tensor->type), tensor->dim[1], tensor->dim[0], false);
-    if (l->device != NULL) status = kvl_linear_load(l->device, "latent attention", l->layer, &tensor, 1, false, out);
-    matrix_free(m);
+    const struct source source = locate(model, layer, part, h);
+    struct matrix m = rows(source.tensor, source.first, source.n);
+    if (source.is_transposed) KVL_TRY(transpose(&m));
+    KVL_TRY(load_matrix(device, layer, &m.tensor, out));
+done:
+    matrix_free(&m);
     return status;
 }
 
-static kvl_status load_whole(struct loader *l, const char *name, struct kvl_linear *out)
-{
-    const struct kvl_gguf_tensor *tensor;
-    const kvl_status status = need(l->model, l->layer, name, &tensor);
-    struct matrix m;
-    if (status != KVL_OK) return status;
-    m = rows(tensor, 0, tensor->dim[1]);
-    return load_matrix(l, &m, out);
-}
-
-static kvl_status load_matrices(struct loader *l, struct kvl_mla *mla)
+static kvl_status load_identity(struct kvl_device *device, int layer, uint64_t n, struct kvl_linear *out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_dims *dims = &l->model->dims;
-    struct matrix m = {0};
-    if (dims->mla.q_rank != 0) KVL_TRY(load_whole(l, "attn_q_a", &mla->query_down));
-    KVL_TRY(load_whole(l, "attn_kv_a_mqa", &mla->latent_down));
-    for (uint32_t h = 0; h < dims->n_head; h++)
-        for (int part = 0; part < PARTS; part++) {
-            KVL_TRY(head_matrix(l->model, l->layer, part, h, &m));
-            KVL_TRY(load_matrix(l, &m, &mla->head[h][part]));
-        }
-    if (!dims->mla.expanded) goto done;
-    KVL_TRY(identity(dims->rope_dim, &m));
-    KVL_TRY(load_matrix(l, &m, &mla->copy_position));
-    KVL_TRY(identity(dims->mla.value_dim, &m));
-    KVL_TRY(load_matrix(l, &m, &mla->copy_value));
+    struct matrix m;
+    KVL_TRY(identity(n, &m));
+    KVL_TRY(load_matrix(device, layer, &m.tensor, out));
 done:
     matrix_free(&m);
+    return status;
+}
+
+static kvl_status load_matrices(const struct kvl_model *model, struct kvl_device *device, int layer, struct kvl_mla *mla)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &model->dims;
+    if (dims->mla.q_rank != 0) KVL_TRY(load_matrix(device, layer, find(model, layer, "attn_q_a"), &mla->query_down));
+    KVL_TRY(load_matrix(device, layer, find(model, layer, "attn_kv_a_mqa"), &mla->latent_down));
+    for (uint32_t h = 0; h < dims->n_head; h++)
+        for (int part = 0; part < PARTS; part++) KVL_TRY(load_head_matrix(model, device, layer, part, h, &mla->head[h][part]));
+    if (!dims->mla.expanded) goto done;
+    KVL_TRY(load_identity(device, layer, dims->rope_dim, &mla->copy_position));
+    KVL_TRY(load_identity(device, layer, dims->mla.value_dim, &mla->copy_value));
+done:
     return status;
 }
 
 kvl_status kvl_mla_load(const struct kvl_model *model, struct kvl_device *device, int layer, struct kvl_mla **out)
 {
     kvl_status status = KVL_OK;
-    struct loader loader = {model, device, layer, 0};
     struct kvl_mla *mla = NULL;
     KVL_TRY(kvl_alloc(&mla, 1, sizeof *mla));
     mla->n_head = model->dims.n_head;
     KVL_TRY(kvl_alloc(&mla->head, mla->n_head, sizeof *mla->head));
     if (model->dims.mla.q_rank != 0) KVL_TRY(load_vector(model, device, layer, "attn_q_a_norm", &mla->query_norm));
     KVL_TRY(load_vector(model, device, layer, "attn_kv_a_norm", &mla->latent_norm));
-    KVL_TRY(load_matrices(&loader, mla));
+    KVL_TRY(load_matrices(model, device, layer, mla));
     *out = mla;
     mla = NULL;
 done:
@@ -226,24 +202,34 @@ void kvl_mla_free(struct kvl_mla **mla)
     kvl_free(mla);
 }
 
-kvl_status kvl_mla_bytes(const struct kvl_model *model, int layer, uint64_t *bytes)
+static uint64_t packed_bytes(uint32_t type, uint64_t n_rows, uint64_t columns) { return kvl_linear_bytes(kvl_quant_type(type), n_rows, columns, false); }
+
+static uint64_t whole_bytes(const struct kvl_gguf_tensor *tensor) { return packed_bytes(tensor->type, tensor->dim[1], tensor->dim[0]); }
+
+static uint64_t part_bytes(const struct kvl_model *model, int layer, enum part part)
 {
-    kvl_status status = KVL_OK;
-    struct loader loader = {.model = model, .layer = layer};
-    struct kvl_mla mla = {0};
-    KVL_TRY(kvl_alloc(&mla.head, model->dims.n_head, sizeof *mla.head));
-    KVL_TRY(load_matrices(&loader, &mla));
-    *bytes = loader.bytes + (model->dims.mla.q_rank + (uint64_t)model->dims.mla.kv_rank) * sizeof(float); /* and the norms */
-done:
-    kvl_free(&mla.head);
-    return status;
+    const struct source s = locate(model, layer, part, 0);
+    return s.is_transposed ? packed_bytes(KVL_GGUF_F32, s.tensor->dim[0], s.n) : packed_bytes(s.tensor->type, s.n, s.tensor->dim[0]);
+}
+
+uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
+{
+    const struct kvl_dims *dims = &model->dims;
+    const struct kvl_mla_dims *d = &dims->mla;
+    if (d->kv_rank == 0) return 0;
+    uint64_t bytes = (d->q_rank + (uint64_t)d->kv_rank) * sizeof(float) + whole_bytes(find(model, layer, "attn_kv_a_mqa")); /* norms first */
+    if (d->q_rank != 0) bytes += whole_bytes(find(model, layer, "attn_q_a"));
+    for (int part = 0; part < PARTS; part++) bytes += dims->n_head * part_bytes(model, layer, part);
+    if (d->expanded) bytes += packed_bytes(KVL_GGUF_F32, dims->rope_dim, dims->rope_dim) + packed_bytes(KVL_GGUF_F32, d->value_dim, d->value_dim);
+    return bytes;
 }
 
 /* ---- sizes ---- */
 
 struct kvl_cache_dims kvl_model_cache_dims(const struct kvl_dims *dims)
 {
-    struct kvl_cache_dims cache = {dims->n_layer, dims->n_head, dims->n_kv_head, dims->head_dim};
+    struct kvl_cache_dims cache = {.n_layer = dims->n_layer, .n_head = dims->n_head, .n_kv_head = dims->n_kv_head, .head_dim = dims->head_dim,
+                                   .window = dims->window, .full_every = dims->full_every};
     if (dims->mla.kv_rank == 0) return cache;
     cache.joint_value_dim = dims->mla.expanded ? 0 : dims->mla.kv_rank;
     cache.scale = 1.0f / sqrtf((float)(dims->mla.content_dim + dims->rope_dim));

@@ -17,8 +17,8 @@
 struct kvl_mla;
 kvl_status kvl_mla_load(const struct kvl_model *model, struct kvl_device *device, int layer, struct kvl_mla **out);
 void kvl_mla_free(struct kvl_mla **mla);
-/* Bytes that the above takes. */
-kvl_status kvl_mla_bytes(const struct kvl_model *model, int layer, uint64_t *bytes);
+/* Bytes that the above takes; 0 of other models. */
+uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer);
 
 /* What the cache is of: of any model. */
 struct kvl_cache_dims kvl_model_cache_dims(const struct kvl_dims *dims);

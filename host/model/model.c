@@ -58,6 +58,7 @@ static kvl_status check_tensor(const struct kvl_model *model, const struct kvl_a
         [KVL_VOCAB] = d->n_vocab,
         [KVL_QUERY_ROWS] = (uint64_t)d->n_head * d->head_dim,
         [KVL_KV_ROWS] = (uint64_t)d->n_kv_head * d->head_dim,
+        [KVL_HEAD] = d->head_dim,
         [KVL_ROPE_PAIRS] = d->rope_dim / 2,
         [KVL_Q_RANK] = d->mla.q_rank,
         [KVL_KV_RANK] = d->mla.kv_rank,
@@ -97,11 +98,12 @@ static kvl_status check_tensors(struct kvl_model *model)
     kvl_status status = KVL_OK;
     bool *listed = NULL;
     KVL_TRY(kvl_alloc(&listed, kvl_gguf_n_tensors(model->gguf), sizeof *listed));
-    for (size_t i = 0; i < model->arch->n_tensors; i++) {
-        const struct kvl_arch_tensor *wanted = &model->arch->tensors[i];
-        const uint32_t n = wanted->in_layer ? model->dims.n_layer : 1;
-        for (uint32_t layer = 0; layer < n; layer++) KVL_TRY(check_tensor(model, wanted, layer, listed));
-    }
+    for (size_t set = 0; set < KVL_ARCH_SETS; set++)
+        for (size_t i = 0; i < model->arch->set[set].n; i++) {
+            const struct kvl_arch_tensor *wanted = &model->arch->set[set].tensor[i];
+            const uint32_t n = wanted->in_layer ? model->dims.n_layer : 1;
+            for (uint32_t layer = 0; layer < n; layer++) KVL_TRY(check_tensor(model, wanted, layer, listed));
+        }
     KVL_TRY(check_all_listed(model, listed));
     model->dims.tied_output = kvl_gguf_tensor_find(model->gguf, "output.weight") == NULL;
 done:
@@ -159,17 +161,24 @@ done:
     return status;
 }
 
-/* Pair i turns by base^(-2i / rope_dim) a position (Su et al. 2021), scaled. */
+/* Pair i turns by base^(-2i / rope_dim) a position (Su et al. 2021), over factor. */
+static kvl_status make_freq(const struct kvl_dims *dims, double base, double factor, float **out)
+{
+    const uint32_t n = dims->rope_dim / 2;
+    const kvl_status status = kvl_alloc(out, n, sizeof **out);
+    for (uint32_t i = 0; i < n && status == KVL_OK; i++) (*out)[i] = (float)(pow(base, -2.0 * i / dims->rope_dim) / factor);
+    return status;
+}
+
 static kvl_status make_rope_freq(struct kvl_model *model)
 {
     kvl_status status = KVL_OK;
     double factor;
     KVL_TRY(read_rope_factor(model, &factor));
-    const uint32_t n = model->dims.rope_dim / 2;
-    KVL_TRY(kvl_alloc(&model->rope_freq, n, sizeof *model->rope_freq));
-    for (uint32_t i = 0; i < n; i++)
-        model->rope_freq[i] = (float)(pow(model->dims.rope_base, -2.0 * i / model->dims.rope_dim) / factor);
+    KVL_TRY(make_freq(&model->dims, model->dims.rope_base, factor, &model->rope_freq));
     KVL_TRY(apply_rope_factors(model));
+    if (model->dims.slide_rope_base != model->dims.rope_base)
+        KVL_TRY(make_freq(&model->dims, model->dims.slide_rope_base, 1, &model->slide_rope_freq));
 done:
     return status;
 }
@@ -240,5 +249,6 @@ void kvl_model_close(struct kvl_model **model)
     kvl_tokenizer_free(&m->tokenizer);
     kvl_gguf_close(&m->gguf);
     kvl_free(&m->rope_freq);
+    kvl_free(&m->slide_rope_freq);
     kvl_free(model);
 }

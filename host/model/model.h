@@ -8,7 +8,9 @@
 /* Dimensions; letters as in README: L layers, H kv heads, G query heads a kv head, D head_dim. */
 struct kvl_dims {
     uint32_t n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab, n_ctx_train, rope_dim;
-    float rms_eps, rope_base;
+    uint32_t window, full_every; /* layers slide over `window` tokens (0: none does) unless their number, from 1, is a multiple of full_every */
+    float rms_eps, rope_base, slide_rope_base; /* slide_rope_base: of layers that slide */
+    float query_gain;            /* of the queries' norm, so that scores are divided by sqrt(head_dim) */
     bool tied_output;
     /* Latent attention (mla.h); kv_rank 0: none. n_kv_head is 1 and head_dim kv_rank + rope_dim, what the cache holds; expanded: n_head heads of
      * content_dim + rope_dim. */
@@ -25,7 +27,8 @@ struct kvl_model {
     struct kvl_tokenizer *tokenizer;
     struct kvl_dims dims;
     const struct kvl_arch *arch;
-    float *rope_freq; /* [rope_dim / 2] radians a position, scaling keys applied; owned */
+    float *rope_freq;       /* [rope_dim / 2] radians a position, scaling keys applied; owned */
+    float *slide_rope_freq; /* the same of layers that slide, to which scaling keys do not apply; NULL: as all others; owned */
     char name[128], sha256[65];
 };
 

@@ -1,5 +1,6 @@
-/* The forward pass of a llama-shaped decoder over a KV cache. Shapes: u ubatch, E n_embd, F n_ff, V n_vocab. */
+/* The forward pass of a decoder over a KV cache. Shapes: u ubatch, E n_embd, F n_ff, V n_vocab. */
 #include "session.h"
+#include "arch.h"
 #include "cache.h"
 #include "linear.h"
 #include "log.h"
@@ -19,15 +20,31 @@ struct packing {
     const char *owner; /* for the ledger */
     const struct kvl_gguf_tensor *tensor[3];
     size_t n;
-    bool swiglu;
+    struct kvl_linear_form form;
 };
 
 /* The matrices of a layer. Query, key and value matrices may have different types (Q4_K_M and the like): one matrix for each run of
  * equal types, from QKV on. */
 enum matrix { ATTN_OUTPUT, GATE_UP, FFN_DOWN, QKV, MOST_MATRICES = QKV + 3 };
 
+/* The vectors of a layer, f32: norms and biases. What the file does not have is NULL, and is not applied. */
+enum vector { ATTN_NORM, QKV_BIAS, Q_NORM, K_NORM, ATTN_POST_NORM, FFN_NORM, FFN_POST_NORM, N_VECTORS };
+
+static const struct {
+    const char *tensor[3]; /* one after the other */
+    bool of_heads;         /* in the order of a head's channels: as its rows, so its elements are turned */
+} vectors[N_VECTORS] = {
+    [ATTN_NORM] = {{"attn_norm.weight"}},
+    [QKV_BIAS] = {{"attn_q.bias", "attn_k.bias", "attn_v.bias"}, .of_heads = true},
+    [Q_NORM] = {{"attn_q_norm.weight"}, .of_heads = true},
+    [K_NORM] = {{"attn_k_norm.weight"}, .of_heads = true},
+    [ATTN_POST_NORM] = {{"post_attention_norm.weight"}},
+    [FFN_NORM] = {{"ffn_norm.weight"}},
+    [FFN_POST_NORM] = {{"post_ffw_norm.weight"}},
+};
+
 struct layer_weights {
-    struct kvl_buffer *attn_norm, *ffn_norm; /* [E] f32 */
+    struct kvl_buffer *vector[N_VECTORS];
     struct kvl_linear matrix[MOST_MATRICES];
     size_t n_matrices;
     struct kvl_mla *mla; /* in place of QKV where attention is of latents; else NULL */
@@ -41,69 +58,97 @@ struct kvl_weights {
     struct kvl_linear embedding, output; /* output unset if tied */
 };
 
-static kvl_status find_tensor(const struct kvl_model *model, int layer, const char *name, const struct kvl_gguf_tensor **out)
+/* Layer < 0: of no layer. NULL if the file has no such tensor. */
+static const struct kvl_gguf_tensor *find_tensor(const struct kvl_model *model, int layer, const char *name)
 {
     char full[64];
-    if (layer >= 0) snprintf(full, sizeof full, "blk.%d.%s.weight", layer, name);
-    else snprintf(full, sizeof full, "%s.weight", name);
-    *out = kvl_gguf_tensor_find(model->gguf, full);
-    return *out != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(model->gguf), full);
+    if (layer >= 0) snprintf(full, sizeof full, "blk.%d.%s", layer, name);
+    else snprintf(full, sizeof full, "%s", name);
+    return kvl_gguf_tensor_find(model->gguf, full);
 }
 
-static kvl_status pack_one(const struct kvl_model *model, int layer, const char *name, struct packing *out)
+/* One that kvl_model_open has seen. */
+static struct packing pack_one(const struct kvl_model *model, int layer, const char *name)
 {
-    *out = (struct packing){.owner = "matrix", .n = 1};
-    return find_tensor(model, layer, name, &out->tensor[0]);
+    return (struct packing){.owner = "matrix", .tensor = {find_tensor(model, layer, name)}, .n = 1};
 }
 
-static kvl_status pack_layer(const struct kvl_model *model, int layer, struct packing out[MOST_MATRICES], size_t *n)
+/* Rows of queries and keys are brought into the order in which RoPE's pairs are neighbours: the first n_rows of a matrix's. */
+static struct kvl_linear_form turned(const struct kvl_model *model, uint64_t n_rows)
 {
-    static const char *const names[3] = {"attn_q", "attn_k", "attn_v"};
-    kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor;
+    const struct kvl_dims *dims = &model->dims;
+    return (struct kvl_linear_form){.turned_rows = model->arch->halves ? n_rows : 0, .head_dim = dims->head_dim, .rope_dim = dims->rope_dim};
+}
+
+static void pack_layer(const struct kvl_model *model, int layer, struct packing out[MOST_MATRICES], size_t *n)
+{
+    static const char *const names[3] = {"attn_q.weight", "attn_k.weight", "attn_v.weight"};
     size_t last = QKV;
-    KVL_TRY(pack_one(model, layer, "attn_output", &out[ATTN_OUTPUT]));
-    KVL_TRY(pack_one(model, layer, "ffn_down", &out[FFN_DOWN]));
-    out[GATE_UP] = (struct packing){.owner = "gate_up", .n = 2, .swiglu = true};
-    KVL_TRY(find_tensor(model, layer, "ffn_gate", &out[GATE_UP].tensor[0]));
-    KVL_TRY(find_tensor(model, layer, "ffn_up", &out[GATE_UP].tensor[1]));
+    out[ATTN_OUTPUT] = pack_one(model, layer, "attn_output.weight");
+    out[FFN_DOWN] = pack_one(model, layer, "ffn_down.weight");
+    out[GATE_UP] = (struct packing){
+        .owner = "gate_up", .tensor = {find_tensor(model, layer, "ffn_gate.weight"), find_tensor(model, layer, "ffn_up.weight")}, .n = 2,
+        .form = {.gate = model->arch->gate}};
     *n = QKV;
-    if (model->dims.mla.kv_rank != 0) goto done;
-    out[QKV] = (struct packing){.owner = "qkv"};
+    if (model->dims.mla.kv_rank != 0) return; /* mla.c has the rest */
+    out[QKV] = (struct packing){.owner = "qkv", .form = turned(model, 0)};
     for (int i = 0; i < 3; i++) {
-        KVL_TRY(find_tensor(model, layer, names[i], &tensor));
-        if (i > 0 && tensor->type != out[last].tensor[0]->type) out[++last] = (struct packing){.owner = "qkv"};
+        const struct kvl_gguf_tensor *tensor = find_tensor(model, layer, names[i]);
+        if (i > 0 && tensor->type != out[last].tensor[0]->type) out[++last] = (struct packing){.owner = "qkv", .form = turned(model, 0)};
         out[last].tensor[out[last].n++] = tensor;
+        if (i < 2 && model->arch->halves) out[last].form.turned_rows += tensor->dim[1];
     }
     *n = last + 1;
-done:
-    return status;
 }
 
 static kvl_status load_packed(struct kvl_weights *w, int layer, const struct packing *p, struct kvl_linear *out)
 {
-    return kvl_linear_load(w->device, p->owner, layer, p->tensor, p->n, p->swiglu, out);
+    return kvl_linear_load(w->device, p->owner, layer, p->tensor, p->n, p->form, out);
 }
 
 static kvl_status load_matrix(struct kvl_weights *w, const char *name, struct kvl_linear *out)
 {
-    struct packing packing;
-    const kvl_status status = pack_one(w->model, -1, name, &packing);
-    return status == KVL_OK ? load_packed(w, -1, &packing, out) : status;
+    const struct packing packing = pack_one(w->model, -1, name);
+    return load_packed(w, -1, &packing, out);
 }
 
-static kvl_status load_norm(struct kvl_weights *w, int layer, const char *name, struct kvl_buffer **out)
+/* Elements of a vector; 0 if the file does not have it. */
+static uint64_t vector_size(const struct kvl_model *model, int layer, const char *const names[3])
+{
+    uint64_t n = 0;
+    for (int i = 0; i < 3 && names[i] != NULL; i++) {
+        const struct kvl_gguf_tensor *tensor = find_tensor(model, layer, names[i]);
+        n += tensor != NULL ? tensor->dim[0] : 0;
+    }
+    return n;
+}
+
+static void dequantize(const struct kvl_gguf_tensor *tensor, float *out)
+{
+    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
+    type->dequantize(tensor->data, tensor->dim[0] * tensor->dim[1] / type->block, out);
+}
+
+/* The tensors' elements one after the other, in the form's order and times gain. */
+static kvl_status load_vector(struct kvl_weights *w, int layer, const char *const names[3], const struct kvl_linear_form *form, float gain,
+                              struct kvl_buffer **out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor;
-    float *values = NULL;
-    KVL_TRY(find_tensor(w->model, layer, name, &tensor));
-    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
-    KVL_TRY(kvl_alloc(&values, tensor->dim[0], sizeof *values));
-    type->dequantize(tensor->data, tensor->dim[0] / type->block, values);
-    KVL_TRY(kvl_buffer_new(w->device, "norm", layer, KVL_MEM_WEIGHTS, tensor->dim[0] * sizeof *values, false, out));
-    KVL_TRY(kvl_buffer_write(*out, 0, tensor->dim[0] * sizeof *values, values));
+    const uint64_t n = vector_size(w->model, layer, names);
+    float *read = NULL, *values = NULL;
+    if (n == 0) return KVL_OK;
+    KVL_TRY(kvl_alloc(&read, n, sizeof *read));
+    KVL_TRY(kvl_alloc(&values, n, sizeof *values));
+    for (uint64_t i = 0, at = 0; i < 3 && names[i] != NULL; i++) {
+        const struct kvl_gguf_tensor *tensor = find_tensor(w->model, layer, names[i]);
+        dequantize(tensor, read + at);
+        at += tensor->dim[0];
+    }
+    for (uint64_t i = 0; i < n; i++) values[i] = read[kvl_linear_source_row(form, i)] * gain;
+    KVL_TRY(kvl_buffer_new(w->device, "vector", layer, KVL_MEM_WEIGHTS, n * sizeof *values, false, out));
+    KVL_TRY(kvl_buffer_write(*out, 0, n * sizeof *values, values));
 done:
+    kvl_free(&read);
     kvl_free(&values);
     return status;
 }
@@ -111,12 +156,16 @@ done:
 static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weights *out)
 {
     kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &w->model->dims;
     struct packing packing[MOST_MATRICES];
     size_t n;
-    KVL_TRY(load_norm(w, layer, "attn_norm", &out->attn_norm));
-    KVL_TRY(load_norm(w, layer, "ffn_norm", &out->ffn_norm));
-    KVL_TRY(pack_layer(w->model, layer, packing, &n));
-    if (w->model->dims.mla.kv_rank != 0) KVL_TRY(kvl_mla_load(w->model, w->device, layer, &out->mla));
+    for (int v = 0; v < N_VECTORS; v++) {
+        const uint64_t of_heads = (uint64_t)(v == QKV_BIAS ? dims->n_head + dims->n_kv_head : 1) * dims->head_dim;
+        const struct kvl_linear_form form = turned(w->model, vectors[v].of_heads ? of_heads : 0);
+        KVL_TRY(load_vector(w, layer, vectors[v].tensor, &form, v == Q_NORM ? dims->query_gain : 1.0f, &out->vector[v]));
+    }
+    if (dims->mla.kv_rank != 0) KVL_TRY(kvl_mla_load(w->model, w->device, layer, &out->mla));
+    pack_layer(w->model, layer, packing, &n);
     while (out->n_matrices < n) {
         const size_t i = out->n_matrices++;
         KVL_TRY(load_packed(w, layer, &packing[i], &out->matrix[i]));
@@ -124,6 +173,8 @@ static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weig
 done:
     return status;
 }
+
+static const char *const output_norm[3] = {"output_norm.weight"};
 
 kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *device, struct kvl_weights **out)
 {
@@ -133,9 +184,9 @@ kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *de
     w->model = model;
     w->device = device;
     KVL_TRY(kvl_alloc(&w->layer, model->dims.n_layer, sizeof *w->layer));
-    KVL_TRY(load_matrix(w, "token_embd", &w->embedding));
-    KVL_TRY(load_norm(w, -1, "output_norm", &w->output_norm));
-    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, "output", &w->output));
+    KVL_TRY(load_matrix(w, "token_embd.weight", &w->embedding));
+    KVL_TRY(load_vector(w, -1, output_norm, &(struct kvl_linear_form){0}, 1.0f, &w->output_norm));
+    if (!model->dims.tied_output) KVL_TRY(load_matrix(w, "output.weight", &w->output));
     for (uint32_t l = 0; l < model->dims.n_layer; l++) KVL_TRY(load_layer(w, (int)l, &w->layer[l]));
     *out = w;
     w = NULL;
@@ -150,8 +201,7 @@ void kvl_weights_free(struct kvl_weights **weights)
     if (w == NULL) return;
     for (uint32_t l = 0; w->layer != NULL && l < w->model->dims.n_layer; l++) {
         struct layer_weights *layer = &w->layer[l];
-        kvl_buffer_free(&layer->attn_norm);
-        kvl_buffer_free(&layer->ffn_norm);
+        for (int v = 0; v < N_VECTORS; v++) kvl_buffer_free(&layer->vector[v]);
         for (size_t i = 0; i < layer->n_matrices; i++) kvl_linear_free(&layer->matrix[i]);
         kvl_mla_free(&layer->mla);
     }
@@ -164,40 +214,37 @@ void kvl_weights_free(struct kvl_weights **weights)
 
 static uint64_t packed_bytes(const struct packing *p)
 {
+    const bool gated = p->form.gate != KVL_GATE_NONE;
     uint64_t rows = 0;
-    for (size_t i = 0; i < (p->swiglu ? 1 : p->n); i++) rows += p->tensor[i]->dim[1];
-    return kvl_linear_bytes(kvl_quant_type(p->tensor[0]->type), rows, p->tensor[0]->dim[0], p->swiglu);
+    for (size_t i = 0; i < (gated ? 1 : p->n); i++) rows += p->tensor[i]->dim[1];
+    return kvl_linear_bytes(kvl_quant_type(p->tensor[0]->type), rows, p->tensor[0]->dim[0], gated);
 }
 
-kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes)
+uint64_t kvl_weights_bytes(const struct kvl_model *model)
 {
-    kvl_status status = KVL_OK;
-    const struct kvl_dims *dims = &model->dims;
-    struct packing packing[MOST_MATRICES];
-    size_t n;
-    KVL_TRY(pack_one(model, -1, "token_embd", packing));
-    *bytes = packed_bytes(packing) + (1 + 2 * (uint64_t)dims->n_layer) * dims->n_embd * sizeof(float); /* the norms */
-    if (!dims->tied_output) {
-        KVL_TRY(pack_one(model, -1, "output", packing));
-        *bytes += packed_bytes(packing);
+    const char *const of_model[] = {"token_embd.weight", "output.weight"};
+    uint64_t bytes = vector_size(model, -1, output_norm) * sizeof(float);
+    for (size_t i = 0; i < (model->dims.tied_output ? 1 : 2); i++) {
+        const struct packing packing = pack_one(model, -1, of_model[i]);
+        bytes += packed_bytes(&packing);
     }
-    for (uint32_t l = 0; l < dims->n_layer; l++) {
-        KVL_TRY(pack_layer(model, (int)l, packing, &n));
-        for (size_t i = 0; i < n; i++) *bytes += packed_bytes(&packing[i]);
-        uint64_t latent_bytes = 0;
-        if (dims->mla.kv_rank != 0) KVL_TRY(kvl_mla_bytes(model, (int)l, &latent_bytes));
-        *bytes += latent_bytes;
+    for (uint32_t l = 0; l < model->dims.n_layer; l++) {
+        struct packing packing[MOST_MATRICES];
+        size_t n;
+        pack_layer(model, (int)l, packing, &n);
+        for (size_t i = 0; i < n; i++) bytes += packed_bytes(&packing[i]);
+        for (int v = 0; v < N_VECTORS; v++) bytes += vector_size(model, (int)l, vectors[v].tensor) * sizeof(float);
+        bytes += kvl_mla_bytes(model, (int)l);
     }
-done:
-    return status;
+    return bytes;
 }
 
 /* ---- scratch of the forward pass ---- */
 
-enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, LATENT, N_SCRATCH = LATENT + KVL_MLA_SCRATCH };
+enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, SLIDE_ROTARY, LATENT, N_SCRATCH = LATENT + KVL_MLA_SCRATCH };
 _Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
-static const char *const scratch_name[N_SCRATCH] = {"token ids",    "hidden", "normed", "qkv stage",          "attended",    "feed forward",
-                                                    "logits",       "rotary", "queries of low rank", "latent rows", "rows of heads"};
+static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary", "rotary of layers that slide",
+                                                    "queries of low rank", "latent rows", "rows of heads"};
 
 struct kvl_session {
     struct kvl_weights *weights;
@@ -236,12 +283,13 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
+    bytes[SLIDE_ROTARY] = dims->slide_rope_base != dims->rope_base ? bytes[ROTARY] : 0;
     kvl_mla_scratch(dims, u, bytes + LATENT);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
 /* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. */
-static kvl_status write_rotary(struct kvl_session *s)
+static kvl_status write_rotary(struct kvl_session *s, const float *freq, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
@@ -250,11 +298,11 @@ static kvl_status write_rotary(struct kvl_session *s)
     KVL_TRY(kvl_alloc(&table, (size_t)positions * pairs * 2, sizeof *table));
     for (uint32_t p = 0; p < positions; p++)
         for (uint32_t i = 0; i < pairs; i++) {
-            const double angle = (double)p * s->weights->model->rope_freq[i];
+            const double angle = (double)p * freq[i];
             table[((size_t)p * pairs + i) * 2] = (float)cos(angle);
             table[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
         }
-    KVL_TRY(kvl_buffer_write(s->scratch[ROTARY], 0, (uint64_t)positions * pairs * 2 * sizeof *table, table));
+    KVL_TRY(kvl_buffer_write(out, 0, (uint64_t)positions * pairs * 2 * sizeof *table, table));
 done:
     kvl_free(&table);
     return status;
@@ -296,7 +344,8 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
         if (bytes[i] != 0) KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
     KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
     KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
-    KVL_TRY(write_rotary(s));
+    KVL_TRY(write_rotary(s, weights->model->rope_freq, s->scratch[ROTARY]));
+    if (s->scratch[SLIDE_ROTARY] != NULL) KVL_TRY(write_rotary(s, weights->model->slide_rope_freq, s->scratch[SLIDE_ROTARY]));
     KVL_TRY(kvl_session_reset(s));
     *out = s;
     s = NULL;
@@ -345,17 +394,44 @@ static struct kvl_norm norm_of(struct kvl_session *s, struct kvl_buffer *weight)
     return (struct kvl_norm){weight, dims->rms_eps, rows_of(s, NORMED, 0, padded(dims->n_embd))};
 }
 
+/* The table that layer l's positions are looked up in. */
+static struct kvl_buffer *rotary_of(const struct kvl_session *s, uint32_t l)
+{
+    const bool own = s->scratch[SLIDE_ROTARY] != NULL && kvl_own_window(&kvl_cache_plan(s->cache)->dims, l) != 0;
+    return s->scratch[own ? SLIDE_ROTARY : ROTARY];
+}
+
+/* The stage's rows: queries, keys and values of n tokens. */
 static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows x)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint64_t stride = (uint64_t)(dims->n_head + 2 * dims->n_kv_head) * dims->head_dim;
-    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
-    struct kvl_rows y = {s->scratch[STAGE], 0, stride};
+    const uint32_t heads = dims->n_head + 2 * dims->n_kv_head, d = dims->head_dim;
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
+    const struct kvl_rows queries = rows_of(s, STAGE, 0, (uint64_t)heads * d);
+    const struct kvl_rows keys = {queries.buffer, (uint64_t)dims->n_head * d, queries.stride};
+    struct kvl_buffer *const *vector = layer->vector;
+    struct kvl_rows y = queries;
     for (size_t i = QKV; i < layer->n_matrices; i++) {
         KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
         y.offset += layer->matrix[i].rows;
     }
+    if (vector[QKV_BIAS] != NULL) KVL_TRY(kvl_add_row_run(s->kernels, n, heads * d, vector[QKV_BIAS], queries));
+    if (vector[Q_NORM] != NULL) KVL_TRY(kvl_rms_norm_heads_run(s->kernels, n, dims->n_head, d, dims->rms_eps, vector[Q_NORM], queries));
+    if (vector[K_NORM] != NULL) KVL_TRY(kvl_rms_norm_heads_run(s->kernels, n, dims->n_kv_head, d, dims->rms_eps, vector[K_NORM], keys));
+done:
+    return status;
+}
+
+/* hidden += W x, normalized before if there is a norm for it. */
+static kvl_status add_product(struct kvl_session *s, const struct kvl_linear *matrix, struct kvl_buffer *post_norm, uint32_t n, struct kvl_rows x,
+                              struct kvl_rows hidden)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_norm norm = norm_of(s, post_norm);
+    if (post_norm == NULL) return kvl_linear_run(s->kernels, matrix, n, x, hidden, true, s->config.exact);
+    KVL_TRY(kvl_linear_run(s->kernels, matrix, n, x, norm.normed, false, s->config.exact));
+    KVL_TRY(kvl_rms_norm_add_run(s->kernels, n, (uint32_t)matrix->rows, norm.eps, post_norm, norm.normed, hidden));
 done:
     return status;
 }
@@ -369,7 +445,7 @@ static struct kvl_mla_run mla_run(struct kvl_session *s)
 static kvl_status project(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
 {
     const struct kvl_mla_run run = mla_run(s);
-    const struct kvl_norm norm = norm_of(s, layer->attn_norm);
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
     return layer->mla == NULL ? project_qkv(s, layer, n, hidden) : kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
 }
 
@@ -386,20 +462,18 @@ static kvl_status attended_rows(struct kvl_session *s, const struct layer_weight
 static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_weights *w = s->weights;
-    const struct kvl_dims *dims = &w->model->dims;
-    const struct layer_weights *layer = &w->layer[l];
-    const bool exact = s->config.exact;
-    const struct kvl_norm ffn_norm = norm_of(s, layer->ffn_norm);
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct layer_weights *layer = &s->weights->layer[l];
+    const struct kvl_norm ffn_norm = norm_of(s, layer->vector[FFN_NORM]);
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
     struct kvl_rows attended;
     KVL_TRY(project(s, layer, n, hidden)); /* and steps 2 to 8: */
-    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], s->scratch[ROTARY], s->scratch[ATTENDED]));
-    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], s->scratch[ROTARY], dims->rope_dim, s->scratch[ATTENDED]));
+    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], rotary_of(s, l), s->scratch[ATTENDED]));
+    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
     KVL_TRY(attended_rows(s, layer, n, &attended));
-    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[ATTN_OUTPUT], n, attended, hidden, true, exact));
-    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, exact));
-    KVL_TRY(kvl_linear_run(s->kernels, &layer->matrix[FFN_DOWN], n, ff, hidden, true, exact));
+    KVL_TRY(add_product(s, &layer->matrix[ATTN_OUTPUT], layer->vector[ATTN_POST_NORM], n, attended, hidden));
+    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, s->config.exact));
+    KVL_TRY(add_product(s, &layer->matrix[FFN_DOWN], layer->vector[FFN_POST_NORM], n, ff, hidden));
 done:
     return status;
 }
@@ -444,7 +518,8 @@ static kvl_status embed(struct kvl_session *s, const int32_t *tokens, uint32_t n
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= dims->n_vocab)
             return kvl_fail(KVL_E_USAGE, "token %d: the vocabulary has 0 to %u", tokens[i], dims->n_vocab - 1);
     KVL_TRY(kvl_buffer_write(s->scratch[IDS], 0, n * sizeof *tokens, tokens));
-    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, hidden));
+    const float scale = s->weights->model->arch->scales_embedding ? sqrtf((float)dims->n_embd) : 1.0f;
+    KVL_TRY(kvl_linear_embed(s->kernels, &s->weights->embedding, n, s->scratch[IDS], 0, scale, hidden));
 done:
     return status;
 }
@@ -496,14 +571,11 @@ static uint32_t pieces_of(const struct kvl_session *s, uint32_t n)
 static kvl_status read_output_matrix(const struct kvl_session *s, const struct kvl_prompt *prompt, uint32_t l, float **out)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_gguf_tensor *tensor;
     *out = NULL;
     if (!kvl_prompt_needs_output(prompt, l)) return KVL_OK;
-    KVL_TRY(find_tensor(s->weights->model, (int)l, "attn_output", &tensor));
-    const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
-    const uint64_t n = tensor->dim[0] * tensor->dim[1];
-    KVL_TRY(kvl_alloc(out, n, sizeof **out));
-    type->dequantize(tensor->data, n / type->block, *out);
+    const struct kvl_gguf_tensor *tensor = find_tensor(s->weights->model, (int)l, "attn_output.weight");
+    KVL_TRY(kvl_alloc(out, tensor->dim[0] * tensor->dim[1], sizeof **out));
+    dequantize(tensor, *out);
 done:
     return status;
 }
@@ -539,6 +611,7 @@ static kvl_status passage_new(struct kvl_session *s, const int32_t *tokens, uint
     KVL_TRY(kvl_witness_list_make(s->config.spec, model->dims.n_layer, model->tokenizer, tokens, n, s->following, s->n_following, s->config.measure_loss,
                                   &out->witnesses));
     KVL_TRY(kvl_prompt_new(s->weights->device, s->cache, n, out->witnesses.longest, &for_scores, &out->prompt));
+    kvl_prompt_observe(out->prompt, s->config.observer);
     if (tokens != NULL)
         KVL_TRY(kvl_buffer_new(s->weights->device, "prompt hidden", -1, KVL_MEM_SCRATCH,
                                (n + out->witnesses.tokens) * model->dims.n_embd * sizeof(float), false, &out->hidden));
@@ -578,7 +651,7 @@ static kvl_status layer_of_run(struct kvl_session *s, const struct passage *p, u
         const struct piece piece = piece_of(s, run->n, i);
         const kvl_status status = p->hidden != NULL
                                       ? forward_layer(s, l, piece.n, hidden_rows(s, p, run->row + piece.first), p->prompt)
-                                      : kvl_prompt_step(p->prompt, piece.n, s->scratch[STAGE], s->scratch[ROTARY], NULL);
+                                      : kvl_prompt_step(p->prompt, piece.n, s->scratch[STAGE], rotary_of(s, l), NULL);
         if (status != KVL_OK) return status;
     }
     return KVL_OK;
@@ -600,7 +673,7 @@ static kvl_status prompt_layer(struct kvl_session *s, struct passage *p, uint32_
         KVL_TRY(kvl_prompt_witness_end(p->prompt));
     }
     kvl_selection_free(&s->kept[l]);
-    KVL_TRY(kvl_prompt_compress(p->prompt, w_o, s->scratch[STAGE], s->scratch[ROTARY], &s->kept[l]));
+    KVL_TRY(kvl_prompt_compress(p->prompt, w_o, s->scratch[STAGE], rotary_of(s, l), &s->kept[l]));
 done:
     kvl_free(&w_o);
     return status;
@@ -683,7 +756,7 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
             goto done;
         }
         for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++)
-            KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], s->scratch[ROTARY], s->weights->model->dims.rope_dim, NULL));
+            KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], rotary_of(s, l), s->weights->model->dims.rope_dim, NULL));
         kvl_cache_advance(s->cache, piece);
         done_tokens += piece;
     }

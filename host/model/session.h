@@ -12,7 +12,7 @@ struct kvl_weights;
 kvl_status kvl_weights_load(const struct kvl_model *model, struct kvl_device *device, struct kvl_weights **out);
 void kvl_weights_free(struct kvl_weights **weights);
 /* Bytes that kvl_weights_load would take, from the file alone. */
-kvl_status kvl_weights_bytes(const struct kvl_model *model, uint64_t *bytes);
+uint64_t kvl_weights_bytes(const struct kvl_model *model);
 
 struct kvl_session_config {
     const struct kvl_spec *spec; /* borrowed: outlives the session */
@@ -22,6 +22,7 @@ struct kvl_session_config {
     bool exact;                  /* f32 activations and accumulation, exact segments in f32 */
     uint32_t max_logits;         /* most logits rows of one forward call; 0 = 1 */
     bool allow_long;             /* positions beyond the trained context */
+    const struct kvl_prompt_observer *observer; /* NULL, or who is shown the prompt's queries and keys (host/cache/prompt.h); borrowed */
     bool measure_loss;           /* what evictions cost the tokens of kvl_session_following: struct kvl_selection's last members */
 };
 
@@ -77,7 +78,7 @@ kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes
 
 /* What a session would reserve besides the weights, without a device: its cache's plan, and the scratch of the forward pass (0: none).
  * tuning: of the device; NULL = built-in. */
-enum { KVL_SESSION_SCRATCH = 14 };
+enum { KVL_SESSION_SCRATCH = 15 };
 void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
                          uint64_t bytes[KVL_SESSION_SCRATCH]);
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,

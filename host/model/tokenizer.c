@@ -1,8 +1,13 @@
-/* Byte-level byte-pair encoding: Sennrich, Haddow, Birch 2016, on bytes as in Radford et al. 2019 (GPT-2).
+/* Two tokenizer models, which have in common that adjacent symbols of a text are merged, the best pair first, until none may be:
  *
- * Vocabulary and merges are written in a byte alphabet: printable Latin-1 characters stand for themselves, every other byte for
- * a character from U+0100 on, in order. A word starts as the tokens of its bytes; then the adjacent pair with the lowest merge
- * rank (of equals the leftmost) becomes one token, until no pair has a rank. Ids, not texts, are compared while merging.
+ * gpt2, byte-level byte-pair encoding: Sennrich, Haddow, Birch 2016, on bytes as in Radford et al. 2019 (GPT-2). Vocabulary and merges are
+ * written in a byte alphabet: printable Latin-1 characters stand for themselves, every other byte for a character from U+0100 on, in order.
+ * A word starts as the tokens of its bytes; then the adjacent pair with the lowest merge rank (of equals the leftmost) becomes one token.
+ * Ids, not texts, are compared while merging.
+ *
+ * llama, SentencePiece's merges (Kudo, Richardson 2018): U+2581 stands for a space, and one is put in front if the vocabulary says so. A text
+ * starts as its characters; then the adjacent pair whose joined text is the token with the highest score (of equals the leftmost) becomes one.
+ * What is no token in the end is written byte by byte.
  *
  * Three differences from llama.cpp, all where it loses text: invalid UTF-8 keeps its bytes (there: U+FFFD), a byte that the
  * vocabulary has no token for is an error (there: dropped), and a merge whose result is no token is not applied. */
@@ -12,14 +17,17 @@
 #include "pretokenizer.h"
 #include "rng.h"
 #include <limits.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NO_TOKEN = -1, N_BYTES = 256, N_CHARS = 0x144 /* characters of the byte alphabet lie below */, END_IDS_MAX = 16 };
 #define NO_SYMBOL UINT32_MAX
+#define SPM_SPACE "\xe2\x96\x81" /* U+2581 */
 
 /* Numbers of tokenizer.ggml.token_type; tokens of another type are never matched as a whole and decode to nothing. */
-enum token_type { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4 };
+enum token_type { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, BYTE = 6 };
 
 struct token {
     size_t start; /* of its text in `texts` */
@@ -38,10 +46,12 @@ struct table {
 };
 
 struct kvl_tokenizer {
-    struct kvl_pretokenizer *pretokenizer;
+    const struct tokenizer_model *model;
+    struct kvl_pretokenizer *pretokenizer; /* gpt2 */
     char *texts, *chat_template;
     struct token *tokens;
-    struct merge *merges; /* index = rank */
+    struct merge *merges; /* gpt2; index = rank */
+    uint32_t *rank;       /* llama; of a token: 0 = highest score, the same for equal scores */
     int32_t *specials;    /* ids matched in the text, longest text first */
     uint32_t n_tokens, n_merges, n_specials, longest;
     struct table by_text, by_pair;
@@ -50,8 +60,23 @@ struct kvl_tokenizer {
     int16_t byte_of_char[N_CHARS];
     int32_t bos, eos, end_ids[END_IDS_MAX];
     size_t n_end_ids;
-    bool adds_bos;
+    bool adds_bos, adds_space;
     char sha256[65];
+};
+
+struct encoder;
+struct symbol;
+struct candidate;
+
+/* A value of tokenizer.ggml.model. */
+struct tokenizer_model {
+    const char *name, *about;
+    uint32_t most_ids; /* for a byte of text */
+    kvl_status (*read)(struct kvl_tokenizer *t, const struct kvl_gguf *gguf, struct kvl_text *identity); /* merges, scores; what tells them apart */
+    void (*byte_token_text)(const struct kvl_tokenizer *t, int byte, char text[8]);
+    kvl_status (*encode)(struct encoder *e, size_t start, size_t end); /* text without special tokens */
+    bool (*find_pair)(const struct encoder *e, const struct symbol *left, const struct symbol *right, struct candidate *out);
+    kvl_status (*decode)(const struct kvl_tokenizer *t, const struct token *token, struct kvl_text *out); /* a token that is not special */
 };
 
 /* Texts that end a turn or a document: control tokens even where the file types them otherwise. */
@@ -126,10 +151,17 @@ static void make_alphabet(struct kvl_tokenizer *t)
     }
 }
 
+static void bpe_byte_text(const struct kvl_tokenizer *t, int byte, char text[8]) { text[put_char(t->char_of_byte[byte], text)] = '\0'; }
+
+static void spm_byte_text(const struct kvl_tokenizer *t, int byte, char text[8]) { snprintf(text, 8, "<0x%02X>", (unsigned)byte); }
+
 static void find_byte_tokens(struct kvl_tokenizer *t)
 {
-    char text[2];
-    for (int b = 0; b < N_BYTES; b++) t->token_of_byte[b] = find_token(t, text, put_char(t->char_of_byte[b], text));
+    char text[8];
+    for (int b = 0; b < N_BYTES; b++) {
+        t->model->byte_token_text(t, b, text);
+        t->token_of_byte[b] = find_token(t, text, strlen(text));
+    }
 }
 
 /* ---- from the file ---- */
@@ -213,13 +245,72 @@ static kvl_status read_merge(struct kvl_tokenizer *t, const struct kvl_gguf *ggu
     return KVL_OK;
 }
 
-static kvl_status read_merges(struct kvl_tokenizer *t, const struct kvl_gguf *gguf, const struct kvl_gguf_str *lines)
+static kvl_status append_counted(struct kvl_text *text, const void *data, uint64_t size)
+{
+    kvl_status status = kvl_text_append(text, (const char *)&size, sizeof size);
+    return status == KVL_OK ? kvl_text_append(text, data, (size_t)size) : status;
+}
+
+static kvl_status bpe_read(struct kvl_tokenizer *t, const struct kvl_gguf *gguf, struct kvl_text *identity)
 {
     kvl_status status = KVL_OK;
+    struct kvl_gguf_str *lines = NULL, pre = {.data = "default", .size = strlen("default")};
+    kvl_gguf_get_str(gguf, "tokenizer.ggml.pre", &pre);
+    KVL_TRY(kvl_pretokenizer_new(pre, &t->pretokenizer));
+    t->adds_bos = kvl_pretokenizer_adds_bos(t->pretokenizer);
+    KVL_TRY(need_str_array(gguf, "tokenizer.ggml.merges", &lines, &t->n_merges));
     KVL_TRY(kvl_alloc(&t->merges, t->n_merges, sizeof *t->merges));
     KVL_TRY(table_init(&t->by_pair, t->n_merges));
-    for (uint32_t rank = 0; rank < t->n_merges; rank++) KVL_TRY(read_merge(t, gguf, lines[rank], rank));
+    for (uint32_t rank = 0; rank < t->n_merges; rank++) {
+        KVL_TRY(read_merge(t, gguf, lines[rank], rank));
+        KVL_TRY(append_counted(identity, lines[rank].data, lines[rank].size));
+    }
 done:
+    kvl_free(&lines);
+    return status;
+}
+
+struct by_score {
+    float score;
+    uint32_t id;
+};
+
+static int highest_first(const void *a, const void *b)
+{
+    const struct by_score *x = a, *y = b;
+    return (x->score < y->score) - (x->score > y->score);
+}
+
+static kvl_status spm_read(struct kvl_tokenizer *t, const struct kvl_gguf *gguf, struct kvl_text *identity)
+{
+    kvl_status status = KVL_OK;
+    struct by_score *sorted = NULL;
+    const void *scores;
+    uint64_t n = 0;
+    t->adds_bos = t->adds_space = true;
+    kvl_gguf_get_bool(gguf, "tokenizer.ggml.add_space_prefix", &t->adds_space);
+    if (!kvl_gguf_get_f32_array(gguf, "tokenizer.ggml.scores", &scores, &n) || n != t->n_tokens)
+        return kvl_fail(KVL_E_FORMAT, "%s: tokenizer.ggml.scores has %llu floats for %u tokens", kvl_gguf_path(gguf), (unsigned long long)n,
+                        t->n_tokens);
+    KVL_TRY(kvl_alloc(&sorted, n, sizeof *sorted));
+    KVL_TRY(kvl_alloc(&t->rank, n, sizeof *t->rank));
+    for (uint32_t i = 0; i < n; i++) {
+        sorted[i].id = i;
+        memcpy(&sorted[i].score, (const char *)scores + 4 * (size_t)i, 4);
+        if (isnan(sorted[i].score)) {
+            status = kvl_fail(KVL_E_FORMAT, "%s: the score of token %u is not a number", kvl_gguf_path(gguf), i);
+            goto done;
+        }
+    }
+    qsort(sorted, n, sizeof *sorted, highest_first);
+    for (uint32_t i = 0, rank = 0; i < n; i++) {
+        if (i > 0 && sorted[i].score != sorted[i - 1].score) rank = i;
+        t->rank[sorted[i].id] = rank;
+    }
+    KVL_TRY(append_counted(identity, scores, 4 * n));
+    KVL_TRY(append_counted(identity, &t->adds_space, sizeof t->adds_space));
+done:
+    kvl_free(&sorted);
     return status;
 }
 
@@ -257,7 +348,6 @@ static kvl_status read_special_ids(struct kvl_tokenizer *t, const struct kvl_ggu
         if (id != NO_TOKEN) t->tokens[id].type = CONTROL;
         add_end(t, id);
     }
-    t->adds_bos = kvl_pretokenizer_adds_bos(t->pretokenizer);
     kvl_gguf_get_bool(gguf, "tokenizer.ggml.add_bos_token", &t->adds_bos);
     if (t->adds_bos && t->bos == NO_TOKEN)
         status = kvl_fail(KVL_E_FORMAT, "%s: the tokenizer adds a BOS token, but tokenizer.ggml.bos_token_id is missing",
@@ -298,71 +388,21 @@ done:
     return status;
 }
 
-static kvl_status append_counted(struct kvl_text *text, const void *data, uint64_t size)
-{
-    kvl_status status = kvl_text_append(text, (const char *)&size, sizeof size);
-    return status == KVL_OK ? kvl_text_append(text, data, (size_t)size) : status;
-}
-
-/* Over the pattern name, token texts, token types and merges, each with its size before it. */
-static kvl_status identify(struct kvl_tokenizer *t, const struct kvl_gguf_str *texts, const struct kvl_gguf_str *merges)
+/* Over the name of the patterns or of the model, token texts, token types and what the model read, each with its size before it. */
+static kvl_status identify(struct kvl_tokenizer *t, const struct kvl_gguf_str *texts, const struct kvl_text *read)
 {
     kvl_status status = KVL_OK;
     struct kvl_text all = {0};
-    const char *name = kvl_pretokenizer_name(t->pretokenizer);
+    const char *name = t->pretokenizer != NULL ? kvl_pretokenizer_name(t->pretokenizer) : t->model->name;
     KVL_TRY(append_counted(&all, name, strlen(name)));
     for (uint32_t i = 0; i < t->n_tokens; i++) {
         KVL_TRY(append_counted(&all, texts[i].data, texts[i].size));
         KVL_TRY(append_counted(&all, &t->tokens[i].type, sizeof t->tokens[i].type));
     }
-    for (uint32_t i = 0; i < t->n_merges; i++) KVL_TRY(append_counted(&all, merges[i].data, merges[i].size));
+    KVL_TRY(kvl_text_append(&all, read->data, read->size));
     KVL_TRY(kvl_sha256(all.data, all.size, t->sha256));
 done:
     kvl_text_free(&all);
-    return status;
-}
-
-static kvl_status read_names(struct kvl_tokenizer *t, const struct kvl_gguf *gguf)
-{
-    static const char wanted[] = "gpt2";
-    struct kvl_gguf_str model, pre = {.data = "default", .size = strlen("default")}, template;
-    kvl_status status = KVL_OK;
-    KVL_TRY(kvl_gguf_need_str(gguf, "tokenizer.ggml.model", &model));
-    if (model.size != strlen(wanted) || memcmp(model.data, wanted, model.size) != 0)
-        return kvl_fail(KVL_E_UNSUPPORTED, "%s: tokenizer model '%.*s' is not known; known: %s (byte-level BPE)",
-                        kvl_gguf_path(gguf), (int)(model.size < 64 ? model.size : 64), model.data, wanted);
-    kvl_gguf_get_str(gguf, "tokenizer.ggml.pre", &pre);
-    KVL_TRY(kvl_pretokenizer_new(pre, &t->pretokenizer));
-    if (kvl_gguf_get_str(gguf, "tokenizer.chat_template", &template))
-        KVL_TRY(kvl_strndup(&t->chat_template, template.data, template.size));
-done:
-    return status;
-}
-
-kvl_status kvl_tokenizer_new(const struct kvl_gguf *gguf, struct kvl_tokenizer **out)
-{
-    kvl_status status = KVL_OK;
-    struct kvl_tokenizer *t = NULL;
-    struct kvl_gguf_str *texts = NULL, *merges = NULL;
-    KVL_TRY(kvl_alloc(&t, 1, sizeof *t));
-    KVL_TRY(read_names(t, gguf));
-    KVL_TRY(need_str_array(gguf, "tokenizer.ggml.tokens", &texts, &t->n_tokens));
-    if (t->n_tokens == 0) KVL_TRY(kvl_fail(KVL_E_FORMAT, "%s: the vocabulary is empty", kvl_gguf_path(gguf)));
-    KVL_TRY(need_str_array(gguf, "tokenizer.ggml.merges", &merges, &t->n_merges));
-    KVL_TRY(read_texts(t, gguf, texts));
-    KVL_TRY(read_types(t, gguf));
-    KVL_TRY(read_merges(t, gguf, merges));
-    KVL_TRY(read_special_ids(t, gguf));
-    KVL_TRY(list_specials(t));
-    make_alphabet(t);
-    find_byte_tokens(t);
-    KVL_TRY(identify(t, texts, merges));
-    *out = t;
-    t = NULL;
-done:
-    kvl_free(&texts);
-    kvl_free(&merges);
-    kvl_tokenizer_free(&t);
     return status;
 }
 
@@ -375,6 +415,7 @@ void kvl_tokenizer_free(struct kvl_tokenizer **tokenizer)
     kvl_free(&t->chat_template);
     kvl_free(&t->tokens);
     kvl_free(&t->merges);
+    kvl_free(&t->rank);
     kvl_free(&t->specials);
     kvl_free(&t->by_text.slot);
     kvl_free(&t->by_pair.slot);
@@ -397,15 +438,17 @@ bool kvl_tokenizer_is_end(const struct kvl_tokenizer *t, int32_t id)
 
 /* ---- encode ---- */
 
-/* Tokens of the word being merged, a doubly linked list over its bytes; a token merged into its left neighbour has NO_TOKEN. */
+/* Tokens of the text being merged, a doubly linked list; a symbol merged into its left neighbour has size 0. */
 struct symbol {
-    int32_t id;
+    int32_t id; /* NO_TOKEN: its text is none */
+    uint32_t start, size; /* of its text, in the text being merged */
     uint32_t prev, next;
 };
 
-/* A pair that may be merged: the symbol `left` and the one after it. */
+/* A pair that may be merged: the symbol `left` and the one after it, together of `size` bytes. */
 struct candidate {
-    uint32_t rank, left;
+    uint32_t rank, left, size;
+    int32_t merged;
 };
 
 struct encoder {
@@ -414,7 +457,7 @@ struct encoder {
     struct symbol *symbols;
     struct candidate *heap; /* binary heap, best on top */
     size_t n_heap, room;
-    struct kvl_text word; /* in the byte alphabet */
+    struct kvl_text word; /* in the vocabulary's alphabet */
     int32_t *ids;
     size_t n_ids;
 };
@@ -444,29 +487,59 @@ static struct candidate pop(struct encoder *e)
     return top;
 }
 
+static bool bpe_find_pair(const struct encoder *e, const struct symbol *left, const struct symbol *right, struct candidate *out)
+{
+    const uint32_t slot = *pair_slot(e->t, left->id, right->id);
+    if (slot == 0) return false;
+    out->rank = slot - 1;
+    out->merged = e->t->merges[out->rank].merged;
+    return true;
+}
+
+static bool spm_find_pair(const struct encoder *e, const struct symbol *left, const struct symbol *right, struct candidate *out)
+{
+    if (out->size > e->t->longest) return false;
+    out->merged = find_token(e->t, e->word.data + left->start, out->size);
+    if (out->merged == NO_TOKEN) return false;
+    out->rank = e->t->rank[out->merged];
+    return true;
+}
+
 static void push_pair(struct encoder *e, uint32_t left)
 {
     if (left == NO_SYMBOL || e->symbols[left].next == NO_SYMBOL) return;
-    const uint32_t slot = *pair_slot(e->t, e->symbols[left].id, e->symbols[e->symbols[left].next].id);
-    if (slot != 0) push(e, (struct candidate){.rank = slot - 1, .left = left});
+    const struct symbol *l = &e->symbols[left], *r = &e->symbols[l->next];
+    struct candidate candidate = {.left = left, .size = l->size + r->size};
+    if (e->t->model->find_pair(e, l, r, &candidate)) push(e, candidate);
 }
 
-/* A candidate is stale when one of its two symbols was merged since. */
+/* A candidate is stale when one of its two symbols was merged since: sizes only grow, but to 0. */
 static void merge_candidate(struct encoder *e, struct candidate candidate)
 {
-    const struct merge *merge = &e->t->merges[candidate.rank];
     struct symbol *left = &e->symbols[candidate.left];
-    if (left->id != merge->left || left->next == NO_SYMBOL || e->symbols[left->next].id != merge->right) return;
+    if (left->size == 0 || left->next == NO_SYMBOL || left->size + e->symbols[left->next].size != candidate.size) return;
     struct symbol *right = &e->symbols[left->next];
-    left->id = merge->merged;
+    left->id = candidate.merged;
+    left->size = candidate.size;
     left->next = right->next;
-    right->id = NO_TOKEN;
+    right->size = 0;
     if (left->next != NO_SYMBOL) e->symbols[left->next].prev = candidate.left;
     push_pair(e, left->prev);
     push_pair(e, candidate.left);
 }
 
-/* A word of n bytes starts with n - 1 candidates; each of its at most n - 1 merges brings two more. */
+/* Of n symbols in a row. */
+static void merge_symbols(struct encoder *e, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        e->symbols[i].prev = i == 0 ? NO_SYMBOL : i - 1;
+        e->symbols[i].next = i + 1 == n ? NO_SYMBOL : i + 1;
+    }
+    for (uint32_t i = 0; i < n; i++) push_pair(e, i);
+    while (e->n_heap > 0) merge_candidate(e, pop(e));
+}
+
+/* n symbols start with n - 1 candidates; each of their at most n - 1 merges brings two more. */
 static kvl_status make_room(struct encoder *e, size_t n)
 {
     kvl_status status = KVL_OK;
@@ -478,6 +551,11 @@ done:
     return status;
 }
 
+static kvl_status fail_byte(unsigned char byte, size_t start)
+{
+    return kvl_fail(KVL_E_UNSUPPORTED, "byte 0x%02x at offset %zu of the text has no token in this vocabulary; remove it", byte, start);
+}
+
 static kvl_status merge_word(struct encoder *e, size_t start, size_t end)
 {
     const uint32_t n = (uint32_t)(end - start);
@@ -485,14 +563,10 @@ static kvl_status merge_word(struct encoder *e, size_t start, size_t end)
     if (status != KVL_OK) return status;
     for (uint32_t i = 0; i < n; i++) {
         const unsigned char byte = (unsigned char)e->text[start + i];
-        const int32_t id = e->t->token_of_byte[byte];
-        if (id == NO_TOKEN)
-            return kvl_fail(KVL_E_UNSUPPORTED, "byte 0x%02x at offset %zu of the text has no token in this vocabulary; remove it",
-                            byte, start + i);
-        e->symbols[i] = (struct symbol){.id = id, .prev = i == 0 ? NO_SYMBOL : i - 1, .next = i + 1 == n ? NO_SYMBOL : i + 1};
+        e->symbols[i] = (struct symbol){.id = e->t->token_of_byte[byte], .start = i, .size = 1};
+        if (e->symbols[i].id == NO_TOKEN) return fail_byte(byte, start + i);
     }
-    for (uint32_t i = 0; i < n; i++) push_pair(e, i);
-    while (e->n_heap > 0) merge_candidate(e, pop(e));
+    merge_symbols(e, n);
     for (uint32_t i = 0; i != NO_SYMBOL; i = e->symbols[i].next) e->ids[e->n_ids++] = e->symbols[i].id;
     return KVL_OK;
 }
@@ -526,16 +600,63 @@ static kvl_status encode_word(struct encoder *e, size_t start, size_t end)
     return KVL_OK;
 }
 
-static kvl_status encode_plain(struct encoder *e, size_t start, size_t end)
+static kvl_status bpe_encode(struct encoder *e, size_t start, size_t end)
 {
     kvl_status status = KVL_OK;
     size_t *ends = NULL, n = 0;
-    if (start == end) return KVL_OK;
     KVL_TRY(kvl_pretokenizer_split(e->t->pretokenizer, e->text + start, end - start, &ends, &n));
     for (size_t i = 0; i < n; i++) KVL_TRY(encode_word(e, start + (i == 0 ? 0 : ends[i - 1]), start + ends[i]));
 done:
     kvl_free(&ends);
     return status;
+}
+
+/* The text in the vocabulary's alphabet. */
+static kvl_status spm_word(struct encoder *e, size_t start, size_t end)
+{
+    kvl_status status = KVL_OK;
+    e->word.size = 0;
+    if (e->t->adds_space) KVL_TRY(kvl_text_append(&e->word, SPM_SPACE, strlen(SPM_SPACE)));
+    for (size_t i = start; i < end; i++) {
+        const bool space = e->text[i] == ' ';
+        KVL_TRY(kvl_text_append(&e->word, space ? SPM_SPACE : e->text + i, space ? strlen(SPM_SPACE) : 1));
+    }
+    if (e->word.size > INT32_MAX) status = kvl_fail(KVL_E_UNSUPPORTED, "text of %zu bytes: too long to be tokenized at once", end - start);
+done:
+    return status;
+}
+
+/* Bytes of the UTF-8 character that begins with `lead`, by that byte alone. */
+static uint32_t char_size(unsigned char lead) { return lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4; }
+
+static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
+{
+    kvl_status status = KVL_OK;
+    uint32_t n = 0;
+    KVL_TRY(spm_word(e, start, end));
+    KVL_TRY(make_room(e, e->word.size));
+    for (uint32_t at = 0, size; at < e->word.size; at += size) {
+        const uint32_t left = (uint32_t)e->word.size - at, whole = char_size((unsigned char)e->word.data[at]);
+        size = whole < left ? whole : left;
+        e->symbols[n++] = (struct symbol){.id = find_token(e->t, e->word.data + at, size), .start = at, .size = size};
+    }
+    merge_symbols(e, n);
+    for (uint32_t i = 0; i != NO_SYMBOL; i = e->symbols[i].next) {
+        const struct symbol *symbol = &e->symbols[i];
+        for (uint32_t b = 0; b < (symbol->id == NO_TOKEN ? symbol->size : 1); b++) {
+            const unsigned char byte = (unsigned char)e->word.data[symbol->start + b];
+            const int32_t id = symbol->id == NO_TOKEN ? e->t->token_of_byte[byte] : symbol->id;
+            if (id == NO_TOKEN) return fail_byte(byte, start);
+            e->ids[e->n_ids++] = id;
+        }
+    }
+done:
+    return status;
+}
+
+static kvl_status encode_plain(struct encoder *e, size_t start, size_t end)
+{
+    return start == end ? KVL_OK : e->t->model->encode(e, start, end);
 }
 
 /* Marks per byte of the text: id + 1 where a special token starts, -1 inside it, 0 elsewhere. Longer tokens choose first. */
@@ -577,7 +698,7 @@ kvl_status kvl_tokenizer_encode(const struct kvl_tokenizer *t, const char *text,
     int32_t *marks = NULL;
     if (size > INT32_MAX)
         return kvl_fail(KVL_E_UNSUPPORTED, "text of %zu bytes: at most %d can be tokenized at once", size, INT32_MAX);
-    KVL_TRY(kvl_realloc(ids, size, sizeof **ids)); /* a token has at least one byte */
+    KVL_TRY(kvl_realloc(ids, size * t->model->most_ids, sizeof **ids));
     e.ids = *ids;
     KVL_TRY(kvl_alloc(&marks, size, sizeof *marks));
     for (uint32_t i = 0; i < t->n_specials; i++) {
@@ -607,13 +728,32 @@ static int byte_at(const struct kvl_tokenizer *t, const char *text, size_t left,
 }
 
 /* A character outside the byte alphabet stands for itself. */
-static kvl_status decode_text(const struct kvl_tokenizer *t, const char *text, size_t size, struct kvl_text *out)
+static kvl_status bpe_decode(const struct kvl_tokenizer *t, const struct token *token, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
-    for (size_t i = 0, step; i < size; i += step) {
-        const int byte = byte_at(t, text + i, size - i, &step);
+    const char *text = t->texts + token->start;
+    for (size_t i = 0, step; token->type == NORMAL && i < token->size; i += step) {
+        const int byte = byte_at(t, text + i, token->size - i, &step);
         const char c = (char)byte;
         KVL_TRY(kvl_text_append(out, byte < 0 ? text + i : &c, byte < 0 ? step : 1));
+    }
+done:
+    return status;
+}
+
+static kvl_status spm_decode(const struct kvl_tokenizer *t, const struct token *token, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    const char *text = t->texts + token->start;
+    const size_t space = strlen(SPM_SPACE);
+    for (int b = 0; b < N_BYTES && token->type == BYTE; b++) {
+        const char c = (char)b;
+        if (t->token_of_byte[b] == token - t->tokens) return kvl_text_append(out, &c, 1);
+    }
+    for (size_t i = 0, step; token->type == NORMAL && i < token->size; i += step) {
+        const bool is_space = token->size - i >= space && memcmp(text + i, SPM_SPACE, space) == 0;
+        step = is_space ? space : 1;
+        KVL_TRY(kvl_text_append(out, is_space ? " " : text + i, 1));
     }
 done:
     return status;
@@ -624,8 +764,60 @@ kvl_status kvl_tokenizer_decode(const struct kvl_tokenizer *t, int32_t id, bool 
     if (id < 0 || (uint32_t)id >= t->n_tokens)
         return kvl_fail(KVL_E_USAGE, "token id %d is not in the vocabulary (0 to %u)", id, t->n_tokens - 1);
     const struct token *token = &t->tokens[id];
-    const char *text = t->texts + token->start;
-    if (token->type == NORMAL) return decode_text(t, text, token->size, out);
-    if (token->type == USER_DEFINED || (special && is_control(token))) return kvl_text_append(out, text, token->size);
-    return KVL_OK;
+    if (token->type == USER_DEFINED || (special && is_control(token))) return kvl_text_append(out, t->texts + token->start, token->size);
+    return t->model->decode(t, token, out);
+}
+
+static const struct tokenizer_model models[] = {
+    {"gpt2", "byte-level BPE", 1, bpe_read, bpe_byte_text, bpe_encode, bpe_find_pair, bpe_decode},
+    {"llama", "SentencePiece", 6, spm_read, spm_byte_text, spm_encode, spm_find_pair, spm_decode}, /* a space may be 3 byte tokens, and put in front */
+};
+
+/* ---- the whole ---- */
+
+static kvl_status find_model(struct kvl_tokenizer *t, const struct kvl_gguf *gguf)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_gguf_str name, template;
+    struct kvl_text known = {0};
+    KVL_TRY(kvl_gguf_need_str(gguf, "tokenizer.ggml.model", &name));
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (strlen(models[i].name) == name.size && memcmp(models[i].name, name.data, name.size) == 0) t->model = &models[i];
+        KVL_TRY(kvl_text_printf(&known, "%s%s (%s)", i == 0 ? "" : ", ", models[i].name, models[i].about));
+    }
+    if (t->model == NULL)
+        KVL_TRY(kvl_fail(KVL_E_UNSUPPORTED, "%s: tokenizer model '%s' is not known; known: %s", kvl_gguf_path(gguf), kvl_gguf_show(name).text,
+                         known.data));
+    if (kvl_gguf_get_str(gguf, "tokenizer.chat_template", &template))
+        KVL_TRY(kvl_strndup(&t->chat_template, template.data, template.size));
+done:
+    kvl_text_free(&known);
+    return status;
+}
+
+kvl_status kvl_tokenizer_new(const struct kvl_gguf *gguf, struct kvl_tokenizer **out)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_tokenizer *t = NULL;
+    struct kvl_gguf_str *texts = NULL;
+    struct kvl_text identity = {0};
+    KVL_TRY(kvl_alloc(&t, 1, sizeof *t));
+    KVL_TRY(find_model(t, gguf));
+    KVL_TRY(need_str_array(gguf, "tokenizer.ggml.tokens", &texts, &t->n_tokens));
+    if (t->n_tokens == 0) KVL_TRY(kvl_fail(KVL_E_FORMAT, "%s: the vocabulary is empty", kvl_gguf_path(gguf)));
+    KVL_TRY(read_texts(t, gguf, texts));
+    KVL_TRY(read_types(t, gguf));
+    KVL_TRY(t->model->read(t, gguf, &identity));
+    KVL_TRY(read_special_ids(t, gguf));
+    KVL_TRY(list_specials(t));
+    make_alphabet(t);
+    find_byte_tokens(t);
+    KVL_TRY(identify(t, texts, &identity));
+    *out = t;
+    t = NULL;
+done:
+    kvl_free(&texts);
+    kvl_text_free(&identity);
+    kvl_tokenizer_free(&t);
+    return status;
 }

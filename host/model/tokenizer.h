@@ -1,4 +1,5 @@
-/* Byte-level BPE ("gpt2" tokenizer model of GGUF) with the pre-tokenizer patterns smollm, gpt-2, llama-bpe, qwen2, default (PCRE2). */
+/* Tokenizers of GGUF files: byte-level BPE ("gpt2") with the pre-tokenizer patterns smollm, gpt-2, llama-bpe, qwen2, default (PCRE2), and
+ * SentencePiece's merges ("llama": llama 2, mistral, gemma). */
 #ifndef KVL_TOKENIZER_H
 #define KVL_TOKENIZER_H
 #include "gguf.h"
@@ -16,7 +17,7 @@ int32_t kvl_tokenizer_bos(const struct kvl_tokenizer *t);      /* -1 if none */
 bool kvl_tokenizer_is_end(const struct kvl_tokenizer *t, int32_t id); /* eos, eot, end of turn */
 bool kvl_tokenizer_adds_bos(const struct kvl_tokenizer *t);    /* what the model's metadata say */
 
-/* text: any bytes (invalid UTF-8 included; decode(encode(x)) = x). A byte that the vocabulary has no token for: KVL_E_UNSUPPORTED,
+/* text: any bytes (invalid UTF-8 included; decode(encode(x)) = x, but for the spaces that some vocabularies put in front of plain text). A byte that the vocabulary has no token for: KVL_E_UNSUPPORTED,
  * naming it. special: control tokens written in the text ("<|im_end|>") become their ids. No BOS is added.
  * *ids grows with kvl_realloc semantics: pass NULL-initialised; free with kvl_free. */
 kvl_status kvl_tokenizer_encode(const struct kvl_tokenizer *t, const char *text, size_t size, bool special, int32_t **ids, size_t *n);
@@ -24,7 +25,7 @@ kvl_status kvl_tokenizer_encode(const struct kvl_tokenizer *t, const char *text,
 /* Appends the bytes of one token. special: control tokens print their text, else nothing. */
 kvl_status kvl_tokenizer_decode(const struct kvl_tokenizer *t, int32_t id, bool special, struct kvl_text *out);
 
-/* sha256 over the vocabulary, merges and pattern name. */
+/* sha256 over the vocabulary, merges or scores, and the name of the patterns or of the model. */
 const char *kvl_tokenizer_sha256(const struct kvl_tokenizer *t);
 
 /* The model's chat template (Jinja), NULL if it has none. */

@@ -297,6 +297,79 @@ static void round_trip_errs_by_half_a_step(void **state)
     }
 }
 
+static double error_of_group(const float *x, const float *decoded, uint32_t n)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n; i++) sum += ((double)x[i] - decoded[i]) * ((double)x[i] - decoded[i]);
+    return sum;
+}
+
+/* 8-bit scales and zero points are rounded outwards: the error stays under half of a step that is an eighth (e4m3) or a quarter (e5m2) larger at most,
+ * and a step more of the zero point's own. They take a byte. */
+static void small_scales_leave_nothing_out(void **state)
+{
+    enum { D = 128, N = 64, GROUP = 32 };
+    static const struct {
+        const char *options;
+        bool sym;
+        double wider;
+    } types[] = {{"group=32,e4m3", false, 0.125}, {"group=32,e5m2", false, 0.25}, {"group=32,sym,e4m3", true, 0.125}, {"group=32,sym,e5m2", true, 0.25}};
+    static float x[N * D], decoded[N * D];
+    fill_normal(x, N * D, 91, 3.0f);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct bench b = bench_new("int4", types[i].options, roles[i % 2], D, N);
+        struct kvl_codec_bytes bytes;
+        encode(&b, 0, N, x);
+        decode(&b, 0, N, decoded);
+        for (uint32_t k = 0; k < N * D; k += GROUP) {
+            double low = x[k], high = x[k];
+            for (uint32_t j = 1; j < GROUP; j++) {
+                low = fmin(low, x[k + j]);
+                high = fmax(high, x[k + j]);
+            }
+            const double range = types[i].sym ? fmax(fabs(low), fabs(high)) : high - low + fabs(low) * types[i].wider;
+            const double bound = 0.5001 * range * (1.0 + types[i].wider) / (types[i].sym ? 7 : 15);
+            for (uint32_t j = 0; j < GROUP; j++) assert_true(fabs((double)x[k + j] - decoded[k + j]) <= bound);
+        }
+        assert_int_equal(kvl_codec_bytes(&b.instance, roles[i % 2], D, 1, &bytes), KVL_OK);
+        assert_int_equal(bytes.payload, D / 2);
+        assert_int_equal(bytes.scale, D / GROUP * (types[i].sym ? 1 : 2));
+        bench_free(&b);
+    }
+}
+
+/* The clip that is found is never worse than none, and at 2 bits of normal numbers much better; the one that is given is what codes span. */
+static void clips_are_searched(void **state)
+{
+    enum { D = 128, N = 64, GROUP = 32 };
+    static float x[N * D], plain[N * D], found[N * D], cut[N * D];
+    double sum[2] = {0.0, 0.0};
+    fill_normal(x, N * D, 92, 2.0f);
+    struct bench b[3] = {bench_new("int2", "group=32", KVL_ROLE_V, D, N), bench_new("int2", "group=32,clip=0.4,search=12", KVL_ROLE_V, D, N),
+                         bench_new("int2", "group=32,clip=0.75", KVL_ROLE_V, D, N)};
+    float *decoded[] = {plain, found, cut};
+    for (int i = 0; i < 3; i++) {
+        encode(&b[i], 0, N, x);
+        decode(&b[i], 0, N, decoded[i]);
+        bench_free(&b[i]);
+    }
+    for (uint32_t k = 0; k < N * D; k += GROUP) {
+        const double before = error_of_group(x + k, plain + k, GROUP), after = error_of_group(x + k, found + k, GROUP);
+        assert_true(after <= before);
+        sum[0] += before;
+        sum[1] += after;
+        float low = x[k], high = x[k], least = cut[k], most = cut[k];
+        for (uint32_t j = 1; j < GROUP; j++) {
+            low = fminf(low, x[k + j]), high = fmaxf(high, x[k + j]);
+            least = fminf(least, cut[k + j]), most = fmaxf(most, cut[k + j]);
+        }
+        assert_true(fabsf((most - least) / (high - low) - 0.75f) < 0.002f);
+        assert_true(fabsf((most + least) - (high + low)) < 0.01f);
+    }
+    print_message("    squared error %.1f without, %.1f with a search\n", sum[0], sum[1]);
+    assert_true(sum[1] < 0.8 * sum[0]);
+}
+
 static void special_values(void **state)
 {
     enum { D = 64, N = 8 };
@@ -904,7 +977,7 @@ static void bytes_per_token_of_a_model(void **state)
 }
 
 struct defined {
-    char text[128];
+    char text[256];
 };
 
 static void note_define(void *context, const char *name, int64_t value)
@@ -914,6 +987,8 @@ static void note_define(void *context, const char *name, int64_t value)
     snprintf(d->text + n, sizeof d->text - n, "%s=%lld ", name, (long long)value);
 }
 
+#define PLAIN "PARAM_MANTISSA=0 PARAM_BIAS=0 PARAM_MAX=0 SEARCH=0 CLIP_STEP=0 "
+
 static void defines_say_the_options(void **state)
 {
     static const struct {
@@ -921,10 +996,12 @@ static void defines_say_the_options(void **state)
     } wanted[] = {
         {"f32", "", "HALF=0 "},
         {"f16", "", "HALF=1 "},
-        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
-        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
-        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 "},
-        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 BLOCK=0 RANK=0 OUTLIERS=0 "},
+        {"int8", "", "BITS=8 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 " PLAIN},
+        {"int4", "group=16,sym", "BITS=4 GROUP=16 ASYM=0 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 " PLAIN},
+        {"int3", "", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 " PLAIN},
+        {"int3", "clip=0.5,search=4,e4m3", "BITS=3 GROUP=64 ASYM=1 TOKENS=1 BLOCK=0 RANK=0 OUTLIERS=0 PARAM_MANTISSA=3 PARAM_BIAS=7 PARAM_MAX=126 SEARCH=4 "
+                                           "CLIP_STEP=1040187392 "}, /* 0.125 */
+        {"kivi", "", "BITS=2 GROUP=64 ASYM=1 TOKENS=32 BLOCK=0 RANK=0 OUTLIERS=0 " PLAIN},
         {"q5_1", "", "BITS=5 OFFSET=0 MIN=1 NONLINEAR=0 "},
         {"iq4_nl", "", "BITS=4 OFFSET=0 MIN=0 NONLINEAR=1 "},
         {"fp8_e5m2", "", "MANTISSA=2 BIAS=15 MAX=57344 "},
@@ -961,7 +1038,7 @@ int main(void)
         cmocka_unit_test(quotients_are_exact),
         cmocka_unit_test(floats_follow_the_card),
         cmocka_unit_test(round_trip_errs_by_half_a_step),
-        cmocka_unit_test(special_values),
+        cmocka_unit_test(small_scales_leave_nothing_out), cmocka_unit_test(clips_are_searched), cmocka_unit_test(special_values),
         cmocka_unit_test(zeros_have_one_encoding),
         cmocka_unit_test(parts_equal_the_whole),
         cmocka_unit_test(writes_only_its_tokens),

@@ -67,6 +67,8 @@ static const struct {
     {{1, 1, 1, 128}, "gear", 4096},
     {{1, 1, 1, 128}, "gear(bits=4,block=128,rank=4)", 4096},
     {{1, 1, 1, 128}, "k=think v=f16 table=random", 4096},
+    {{1, 1, 1, 128}, "int4(group=32,e4m3)", 4096},
+    {{1, 1, 1, 128}, "kivi(e5m2)", 4096},
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };
@@ -280,7 +282,7 @@ static void sessions_hold_what_was_planned(void **state)
             }
             const struct kvl_session_config config = {.spec = spec, .n_ctx = N_CTX, .ubatch = 32, .protocol = p};
             assert_ok(kvl_footprint_of(&model->dims, &config, &limits, &one));
-            assert_ok(kvl_weights_bytes(model, &one.bytes[KVL_MEM_WEIGHTS]));
+            one.bytes[KVL_MEM_WEIGHTS] = kvl_weights_bytes(model);
             assert_ok(kvl_session_new(weights, &config, &session));
             assert_ok(kvl_session_forward(session, tokens, N_CTX, 0));
             assert_ok(kvl_session_bytes(session, &bytes));

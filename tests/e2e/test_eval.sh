@@ -73,6 +73,10 @@ near "$(get whole.json 'r["nll"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "
 near "$(get kld.json 'r["nll"]')" "$(get p3.json 'r["nll"]')" 1e-6 || fail "eval kld under p3: another nll"
 near "$(get kld.json 'r["nll_base"]')" "$(get none.json 'r["nll"]')" 2e-5 || fail "eval kld under p3: another base"
 [[ $(get kld.json 'r["kld_mean"] > 0') == True ]] || fail "half the tokens are gone and nothing has changed"
+for name in kld same_top1; do
+    near "$(get kld.json "(16 * r['${name}_1_16'] + 16 * r['${name}_17_64']) / 32")" "$(get kld.json "r['$name' if '$name' in r else 'kld_mean']")" 1e-6 || fail "bins of $name"
+    get kld.json "all('${name}_17_64' in c for c in r['chunks'])" | grep -q True || fail "bins of $name by window"
+done
 get p3.json 'r["resident_bytes"] < r["peak_bytes"]' | grep -q True || fail "the peak is above what stays"
 
 # --- content of the run file; the golden logits ---
@@ -174,5 +178,7 @@ q4_0 32.6209 0.141695 0.005020
 v=q4_0 28.1498 0.009428 0.000742
 q5_0 28.6871 0.032090 0.001389
 q4_1 29.5061 0.067589 0.002738
+kivi(bits=2,residual=0) 50.9786 0.619765 0.022568
+kivi(channel,bits=2,residual=0) 88.7388 1.142572 0.059459
 TABLE
 fi

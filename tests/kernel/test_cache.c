@@ -204,6 +204,10 @@ static const struct row {
     {"k=kvquant(bits=2) v=kvquant(bits=4,outliers=0) table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
     {"k=kvquant(bits=4,outliers=5) v=int4 rot=hadamard table=random", &dims_one, 90, 33, KVL_P2_WRITE_THEN_READ, true, 64},
     {"k=f16 v=kvquant(outliers=10) tail=7 table=random", &dims_odd, 90, 64, KVL_P1_FAKE_QUANT, false, 24},
+    {"int4(group=32,clip=0.5,search=4,e4m3)", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true},
+    {"k=int2(sym,clip=0.8,e5m2) v=int3(group=8,e4m3)", &dims_tiny, 90, 33, KVL_P2_WRITE_THEN_READ, true},
+    {"kivi(residual=32,e4m3)", &dims_smol, 150, 1, KVL_P4_STREAMING, false},
+    {"k=kivi(group=16,residual=0,clip=0.6,search=3) v=kivi(channel,residual=0,e5m2)", &dims_odd, 90, 90, KVL_P1_FAKE_QUANT, true},
     {"k=think(recent=0) v=f32 table=random", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
     {"k=think(ratio=0.7) v=int4 sink=4 table=random", &dims_odd, 90, 33, KVL_P2_WRITE_THEN_READ, false, 24},
     {"k=think(recent=8,unit=24) v=f16 korder=hf table=random", &dims_tiny, 150, 1, KVL_P4_STREAMING, true, 16},
@@ -309,6 +313,8 @@ static void codes_equal_reference(void **state)
                                         "turboquant", "k=turboquant(bits=4,sketch=sign) v=turboquant(bits=1)",
                                         "kvquant table=random", "kvquant(bits=2,outliers=4) rope=pre table=random", "kvquant(bits=4,outliers=0) table=random",
                                         "gear", "gear(bits=3,block=32,outliers=3,rank=1)", "k=think(recent=0) v=f16 table=random",
+                                        "int4(clip=0.95)", "int2(group=32,clip=0.4,search=6)", "k=int3(sym,clip=0.5,search=5,e4m3) v=int4(group=16,e4m3)", "int8(e5m2)",
+                                        "kivi(residual=0,clip=0.6,search=4,e4m3)", "k=kivi(token,residual=0,e5m2) v=kivi(channel,residual=0,bits=4,clip=0.9)",
                                         "latent(rank=48,of=int4) rot=hadamard table=random", "latent(rank=32,heads=3,of=int8) rope=pre table=random"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         if (!kvl_row_is_wanted(specs[i])) continue;

@@ -155,7 +155,7 @@ static void gate_and_value(void **state)
     const struct kvl_gguf_tensor *const tensors[] = {&t[0].tensor, &t[1].tensor};
     for (int i = 0; i < 2; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), ROWS, COLS, 9 + (uint64_t)i, &t[i]);
     kvl_linear_limit_part(4 * 3 * 20 * 16);
-    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, true, &linear));
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){.gate = KVL_GATE_SILU}, &linear));
     kvl_linear_limit_part(0);
     assert_int_equal(linear.rows, ROWS);
     assert_int_equal(linear.n_parts, 2);
@@ -186,7 +186,7 @@ static void tensors_are_joined(void **state)
     for (int i = 0; i < 3; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), rows[i], COLS, 13 + (uint64_t)i, &t[i]);
     kvl_linear_limit_part(5 * 2 * 20 * 16); /* five panels: four, by pairs */
     assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0,
-                              (const struct kvl_gguf_tensor *const[]){&t[0].tensor, &t[1].tensor, &t[2].tensor}, 3, false,
+                              (const struct kvl_gguf_tensor *const[]){&t[0].tensor, &t[1].tensor, &t[2].tensor}, 3, (struct kvl_linear_form){0},
                               &joined));
     kvl_linear_limit_part(0);
     assert_int_equal(joined.rows, 133);
@@ -312,22 +312,22 @@ static void tensors_that_do_not_fit_are_refused(void **state)
     const struct kvl_gguf_tensor *const tensors[] = {&t[0].tensor, &t[1].tensor};
     tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), 32, 64, 500, &t[0]);
     tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), 48, 64, 501, &t[1]);
-    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, true, &linear),
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){.gate = KVL_GATE_SILU}, &linear),
                      KVL_E_FORMAT); /* gate and value */
     kvl_error_clear();
     t[1].tensor.dim[0] = 96;
-    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, false, &linear), KVL_E_FORMAT);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){0}, &linear), KVL_E_FORMAT);
     kvl_error_clear();
     t[1].tensor.dim[0] = 64;
     t[1].tensor.type = KVL_GGUF_Q4_0;
-    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, false, &linear), KVL_E_FORMAT);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){0}, &linear), KVL_E_FORMAT);
     kvl_error_clear();
     t[0].tensor.type = 77;
-    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, false, &linear), KVL_E_UNSUPPORTED);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, (struct kvl_linear_form){0}, &linear), KVL_E_UNSUPPORTED);
     kvl_error_clear();
     t[0].tensor.type = KVL_GGUF_Q8_0;
     kvl_linear_limit_part(100);
-    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, false, &linear), KVL_E_DEVICE_MEM);
+    assert_int_equal(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 1, (struct kvl_linear_form){0}, &linear), KVL_E_DEVICE_MEM);
     kvl_error_clear();
     kvl_linear_limit_part(0);
     for (int i = 0; i < 2; i++) tensor_free(&t[i]);

@@ -112,7 +112,7 @@ static void epilogues(void **state)
     for (int i = 0; i < 2; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), ROWS, COLS, 52 + (uint64_t)i, &t[i]);
     load_one(&t[0], &one);
     kvl_linear_limit_part(34ull * 3 * 20 * 16); /* 34 panels: 32 in a block, and 2 */
-    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, true, &both));
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){.gate = KVL_GATE_SILU}, &both));
     kvl_linear_limit_part(0);
     assert_true(both.n_parts > 1);
     run(&both, T, x, NULL, false, wanted);

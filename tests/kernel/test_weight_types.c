@@ -26,7 +26,7 @@ static void check_rows(const struct test_tensor *t)
     assert_ok(kvl_buffer_write(ids, 0, n_rows * sizeof *id, id));
     load_one(t, &linear);
     rows_new((uint32_t)n_rows, n_cols, NULL, CANARY, &y);
-    assert_ok(kvl_linear_embed(kernels, &linear, (uint32_t)n_rows, ids, 0, y));
+    assert_ok(kvl_linear_embed(kernels, &linear, (uint32_t)n_rows, ids, 0, 1.0f, y));
     rows_read(&y, (uint32_t)n_rows, n_cols, CANARY, out);
     for (uint64_t i = 0; i < n_rows * n_cols; i++) {
         const float want = t->values[(uint64_t)id[i / n_cols] * n_cols + i % n_cols];

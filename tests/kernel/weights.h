@@ -80,7 +80,7 @@ static inline void tensor_free(struct test_tensor *t)
 static inline void load_one(const struct test_tensor *t, struct kvl_linear *linear)
 {
     assert_ok(
-        kvl_linear_load(kvl_test_device, "test weights", 0, (const struct kvl_gguf_tensor *const[]){&t->tensor}, 1, false, linear));
+        kvl_linear_load(kvl_test_device, "test weights", 0, (const struct kvl_gguf_tensor *const[]){&t->tensor}, 1, (struct kvl_linear_form){0}, linear));
 }
 
 /* ---- rows of floats ---- */

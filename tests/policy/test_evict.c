@@ -100,6 +100,73 @@ static void bytes_are_those_of_the_kept_tokens(void **state)
     rig_free(&r);
 }
 
+/* By hand, for heads that keep different numbers: the ledger's payload and scales are the kept tokens' rows, and page slack comes on top. */
+static void the_ledger_is_the_sum_over_heads(void **state)
+{
+    static const struct {
+        const char *spec;
+        uint32_t payload_row, scale_row; /* bytes of a token of one head, both sides, for 32 channels */
+    } cases[] = {{"f16 keep=knorm budget=ada(kept=0.5,safeguard=0)", 2 * 64, 0}, {"int8 keep=snapkv(window=16) budget=ada(removed=0.7)", 2 * 32, 2 * 4},
+                 {"k=int4 v=int8 keep=keydiff budget=ada(kept=0.3)", 16 + 32, 2 * 4}};
+    struct rig r = rig_load(TINY_MODEL);
+    make_tokens(&r);
+    assert_int_equal(r.model->dims.head_dim, 32);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kvl_ledger ledger;
+        uint64_t kept = 0, unequal = 0, whole_pages = 0;
+        start(&r, cases[i].spec, false);
+        assert_ok(kvl_session_forward(r.session, token, PROMPT, 0));
+        const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(r.session));
+        for (uint32_t l = 0; l < r.model->dims.n_layer; l++) {
+            const uint32_t *offset = kvl_session_kept(r.session, l)->offset;
+            for (uint32_t h = 0; h < r.model->dims.n_kv_head; h++) {
+                const uint32_t n = offset[h + 1] - offset[h];
+                kept += n;
+                unequal += n != offset[1];
+                for (int s = 0; s < KVL_SIDES; s++) {
+                    const struct kvl_side_plan *side = &plan->layer[l].side[s];
+                    whole_pages += (n + side->dims.page_tokens - 1) / side->dims.page_tokens * side->page_bytes;
+                }
+            }
+        }
+        assert_true(unequal > 0);
+        kvl_ledger_read(kvl_test_device, &ledger);
+        struct kvl_cache_bytes bytes;
+        assert_ok(kvl_session_bytes(r.session, &bytes));
+        kvl_ledger_read(kvl_test_device, &ledger);
+        assert_int_equal(ledger.bytes[KVL_MEM_PAYLOAD], kept * cases[i].payload_row);
+        assert_int_equal(ledger.bytes[KVL_MEM_SCALE], kept * cases[i].scale_row);
+        assert_true(ledger.bytes[KVL_MEM_SLACK] + kept * (cases[i].payload_row + cases[i].scale_row) >= whole_pages);
+    }
+    rig_free(&r);
+}
+
+/* A prompt of 8192 tokens: while it is compressed there is never more than one layer's rows in full precision beside what layers have kept. */
+static void the_peak_of_a_long_prompt(void **state)
+{
+    enum { LONG = 8192 };
+    struct rig r = rig_load(TINY_MODEL);
+    const struct kvl_dims *dims = &r.model->dims;
+    struct kvl_cache_bytes bytes;
+    int32_t *tokens = calloc(LONG, sizeof *tokens);
+    if (kvl_device_is_slow()) goto done;
+    for (uint64_t i = 0; i < LONG; i++) tokens[i] = (int32_t)(kvl_rng_u64(9, i) % dims->n_vocab);
+    rig_session(&r, "int8 keep=snapkv budget=ada(removed=0.75)",
+                (struct kvl_session_config){.n_ctx = LONG + 64, .ubatch = 512, .protocol = KVL_P3_PREFILL_EXACT, .allow_long = true});
+    assert_ok(kvl_session_forward(r.session, tokens, LONG, 1));
+    assert_ok(kvl_session_bytes(r.session, &bytes));
+    const uint64_t rows = (uint64_t)KVL_SIDES * dims->n_kv_head * LONG, layer_rows = rows * (dims->head_dim * 2 + 0ull);
+    const uint64_t page_entries = rows / 64 * sizeof(uint64_t);
+    print_message("    peak %llu bytes: a layer's rows are %llu, the compressed cache %llu\n", (unsigned long long)bytes.peak,
+                  (unsigned long long)layer_rows, (unsigned long long)bytes.resident);
+    assert_true(bytes.peak <= layer_rows + page_entries + bytes.resident);
+    assert_true(bytes.peak >= layer_rows); /* the rows were counted */
+    assert_true(bytes.payload + bytes.scale < dims->n_layer * layer_rows / 4); /* a quarter of the tokens at half the bytes, and scales */
+done:
+    free(tokens);
+    rig_free(&r);
+}
+
 /* Nothing evicted: the same logits as without any of this. */
 static void keeping_all_changes_nothing(void **state)
 {
@@ -230,6 +297,7 @@ static void what_cannot_be_is_refused(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(the_ledger_is_the_sum_over_heads),   cmocka_unit_test(the_peak_of_a_long_prompt),
     cmocka_unit_test(bytes_are_those_of_the_kept_tokens), cmocka_unit_test(keeping_all_changes_nothing),
     cmocka_unit_test(stored_rows_are_the_kept_ones),      cmocka_unit_test(edges_of_budgets_and_prompts),
     cmocka_unit_test(what_cannot_be_is_refused),

@@ -4,7 +4,7 @@
 #include "select.h"
 #include "../../data/golden/tiny_witness_answers.h"
 
-enum { PROMPT = WITNESS_PROMPT, NEXT = WITNESS_TOKENS - WITNESS_PROMPT };
+enum { PROMPT = WITNESS_PROMPT, NEXT = WITNESS_TOKENS - 1 - WITNESS_PROMPT };
 
 static void start(struct rig *r, const char *keep, uint32_t ubatch)
 {
@@ -98,7 +98,31 @@ static void the_plan_has_room_for_a_repetition(void **state)
     rig_free(&r);
 }
 
+/* Logits of tokens in the middle are those that a call for all of them gives, of a prompt in one piece and of ubatches. */
+static void logits_of_any_tokens(void **state)
+{
+    enum { FIRST = 30, COUNT = 50 };
+    static const enum kvl_protocol protocols[] = {KVL_P3_PREFILL_EXACT, KVL_P2_WRITE_THEN_READ};
+    struct rig r = rig_load(TINY_MODEL);
+    const size_t n_vocab = r.model->dims.n_vocab;
+    float *all = calloc(PROMPT * n_vocab, sizeof *all), *some = calloc(COUNT * n_vocab, sizeof *some);
+    for (size_t p = 0; p < sizeof protocols / sizeof *protocols; p++) {
+        rig_session(&r, "f32", (struct kvl_session_config){.n_ctx = PROMPT, .ubatch = 16, .protocol = protocols[p], .exact = true, .max_logits = PROMPT});
+        rig_forward(&r, witness_token, PROMPT, all);
+        assert_ok(kvl_session_reset(r.session));
+        assert_ok(kvl_session_forward_at(r.session, witness_token, PROMPT, FIRST, COUNT));
+        for (uint32_t i = 0; i < COUNT; i++) assert_ok(kvl_session_read_logits(r.session, i, some + i * n_vocab));
+        assert_true(largest_difference(some, all + FIRST * n_vocab, COUNT * n_vocab) < 1e-4);
+        assert_ok(kvl_session_reset(r.session));
+        assert_int_equal(kvl_session_forward_at(r.session, witness_token, PROMPT, PROMPT - 3, 4), KVL_E_USAGE);
+        kvl_error_clear();
+    }
+    free(all), free(some);
+    rig_free(&r);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(logits_of_any_tokens),
     cmocka_unit_test(scores_kept_tokens_and_losses_are_those_of_the_independent_pass),
     cmocka_unit_test(witnesses_leave_nothing),
     cmocka_unit_test(what_cannot_be_known_is_refused),

@@ -53,8 +53,8 @@ static void assert_refused(const char *text, const char *message)
 }
 
 #define REST " rope=post rot=none korder=gguf"
-#define INT8 "int8(group=0,asym)"
-#define INT4 "int4(group=0,asym)"
+#define INT8 "int8(group=0,asym,clip=1,search=0,f16)"
+#define INT4 "int4(group=0,asym,clip=1,search=0,f16)"
 #define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
 
 static void resolves(void **state)
@@ -64,16 +64,16 @@ static void resolves(void **state)
     assert_resolved("  f16 ", PLAIN);
     assert_resolved("int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("kv=int4(group=32)",
-                    "k=int4(group=32,asym) v=int4(group=32,asym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=32,asym,clip=1,search=0,f16) v=int4(group=32,asym,clip=1,search=0,f16)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("int4( group = 32 , sym )",
-                    "k=int4(group=32,sym) v=int4(group=32,sym)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=32,sym,clip=1,search=0,f16) v=int4(group=32,sym,clip=1,search=0,f16)" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("k=int4(scheme=sym) v=f32()",
-                    "k=int4(group=0,sym) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+                    "k=int4(group=0,sym,clip=1,search=0,f16) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
     assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
     assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("quarot4 sink=4", "k=" INT4 " v=" INT4 " rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("quarot4 sink=4", "k=int4(group=0,asym,clip=0.95,search=0,f16) v=int4(group=0,asym,clip=0.95,search=0,f16) rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
                                                                         " vtail=codec window=0 keep=none budget=none when=prefill pos=keep @1-1 rot=random(seed=9) @2-2 rot=none");
@@ -164,10 +164,10 @@ static void refuses_bad_form(void **state)
 static void refuses_bad_options(void **state)
 {
     assert_refused("k=int4(grop=2)",
-                   "--kv: unknown int4 option 'grop' at character 8 of \"k=int4(grop=2)\": legal are group scheme asym sym"
+                   "--kv: unknown int4 option 'grop' at character 8 of \"k=int4(grop=2)\": legal are group scheme clip search scale asym sym f16 e4m3 e5m2"
                    " (did you mean group?)");
     assert_refused("int4(symm)",
-                   "--kv: unknown int4 option 'symm' at character 6 of \"int4(symm)\": legal are group scheme asym sym"
+                   "--kv: unknown int4 option 'symm' at character 6 of \"int4(symm)\": legal are group scheme clip search scale asym sym f16 e4m3 e5m2"
                    " (did you mean sym?)");
     assert_refused("int4(group=2,group=2)",
                    "--kv: int4 option group is given twice at character 14 of \"int4(group=2,group=2)\": give it once");
@@ -176,6 +176,8 @@ static void refuses_bad_options(void **state)
                    "--kv: group=x is out of range at character 12 of \"int4(group=x)\": legal is a whole number from 0 to 65536");
     assert_refused("int4(group=-1)",
                    "--kv: group=-1 is out of range at character 12 of \"int4(group=-1)\": legal is a whole number from 0 to 65536");
+    assert_refused("int4(search=4)", "search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
+    assert_refused("int4(clip=0)", "--kv: clip=0 is out of range at character 11 of \"int4(clip=0)\": legal is a number from 0.1 to 1");
     assert_refused("int4(scheme=up)", "--kv: unknown scheme 'up' at character 13 of \"int4(scheme=up)\": legal are asym sym");
     assert_refused("f16(group=2)", "--kv: unknown f16 option 'group' at character 5 of \"f16(group=2)\": there are none");
 }

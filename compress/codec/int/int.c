@@ -11,6 +11,7 @@ extern const char kvl_text_compress_codec_int_int_cl[], kvl_text_compress_codec_
     kvl_text_compress_codec_int_gear_md[];
 
 enum { SCHEME_ASYM, SCHEME_SYM };
+enum { SCALE_F16, SCALE_E4M3, SCALE_E5M2, SCALE_TYPES };
 enum { AXIS_AUTO, AXIS_CHANNEL, AXIS_TOKEN }; /* what a group is: tokens of one channel, or channels of one token; auto: by role */
 enum { TOKEN_MULTIPLE = 16 };                 /* of groups along tokens, so that 16 tokens side by side share parameters */
 enum { BLOCK_MOST = 256, RANK_MOST = 8, OUTLIERS_MOST = 4 };
@@ -19,16 +20,25 @@ struct int_codec {
     int32_t group, scheme;  /* options of intN; group 0 = the whole head */
     int32_t residual, axis; /* options of kivi, as are group and bits */
     int32_t block, rank, outliers; /* options of gear, as is bits; block 0 = none of this */
+    double clip;            /* options of both: share of a range that codes span */
+    int32_t search, scale;
     int32_t bits;
     int32_t word_bytes; /* bytes that hold a whole number of codes */
     const struct kvl_host *host;
 };
+
+#define QUANTIZER_OPTIONS                                                                                                          \
+    {"clip", "share of a group's range that codes span, about its middle", KVL_OPTION_FLOAT, offsetof(struct int_codec, clip), 1, 0.1, 1, NULL},      \
+    {"search", "steps from 1 down to clip, of which each group takes the one of least squared error; 0: clip itself", KVL_OPTION_INT,                \
+     offsetof(struct int_codec, search), 0, 0, 32, NULL},                                                                          \
+    {"scale", "type of scales and zero points", KVL_OPTION_CHOICE, offsetof(struct int_codec, scale), SCALE_F16, 0, 0, "f16|e4m3|e5m2"}
 
 static const struct kvl_option int_options[] = {
     {"group", "channels that share a scale; 0 = the whole head", KVL_OPTION_INT, offsetof(struct int_codec, group), 0, 0, 65536,
      NULL},
     {"scheme", "asym: scale and zero point; sym: scale only", KVL_OPTION_CHOICE, offsetof(struct int_codec, scheme), SCHEME_ASYM, 0,
      0, "asym|sym"},
+    QUANTIZER_OPTIONS,
 };
 
 static const struct kvl_option kivi_options[] = {
@@ -38,6 +48,7 @@ static const struct kvl_option kivi_options[] = {
      offsetof(struct int_codec, residual), 128, 0, 65536, NULL},
     {"axis", "channel: a group is tokens of a channel; token: channels of a token; auto: keys channel, values token",
      KVL_OPTION_CHOICE, offsetof(struct int_codec, axis), AXIS_AUTO, 0, 0, "auto|channel|token"},
+    QUANTIZER_OPTIONS,
 };
 
 static const struct kvl_option gear_options[] = {
@@ -53,7 +64,9 @@ static int set_width(struct int_codec *codec, const struct kvl_host *host, int32
     codec->host = host;
     codec->bits = bits;
     codec->word_bytes = 8 % bits == 0 ? 1 : bits;
-    return 0;
+    if (codec->search == 0 || codec->clip < 1.0) return 0;
+    host->error("search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
+    return 1;
 }
 
 static int int_init(struct int_codec *codec, const struct kvl_host *host, int32_t bits)
@@ -70,6 +83,12 @@ static int kivi_init(void *priv, const struct kvl_host *host)
     return 1;
 }
 
+static int gear_init(void *priv, const struct kvl_host *host)
+{
+    ((struct int_codec *)priv)->clip = 1.0;
+    return kivi_init(priv, host);
+}
+
 /* ---- shape ---- */
 
 struct layout {
@@ -77,7 +96,8 @@ struct layout {
     uint32_t span;             /* channels whose codes share words */
     uint32_t codes;            /* of a word */
     uint32_t words;            /* of a span; the channels of one word are `words` apart */
-    uint32_t n_params;         /* binary16 numbers of a group: scale (zero) */
+    uint32_t n_params;         /* of a group: scale (zero) */
+    uint32_t param_bytes;
     uint32_t block;            /* tokens of a low-rank part; 0 = none */
     uint32_t factors;          /* binary16 numbers of the low-rank part of a block */
     uint32_t sparse, vectors;  /* of a block: so many numbers of each of so many groups are sparse */
@@ -104,6 +124,7 @@ static struct layout layout_of(const struct int_codec *codec, const struct kvl_c
     }
     l.words = l.span / l.codes;
     l.n_params = codec->scheme == SCHEME_ASYM ? 2 : 1;
+    l.param_bytes = codec->scale == SCALE_F16 ? 2 : 1;
     l.token_bytes = (uint64_t)dims->head_dim / l.span * l.words * (uint32_t)codec->word_bytes;
     l.block = block;
     l.factors = (uint32_t)codec->rank * (block + dims->head_dim);
@@ -156,7 +177,7 @@ static int int_shape(const void *priv, const struct kvl_codec_dims *dims, struct
     const uint32_t d = dims->head_dim, residual = (uint32_t)codec->residual;
     out->group = out->unit = out->page_multiple = l.block ? l.block : l.tokens;
     out->alignment = 16;
-    out->block_bytes = dims->page_tokens * l.token_bytes + 2ull * (dims->page_tokens / l.tokens) * (d / l.channels) * l.n_params;
+    out->block_bytes = dims->page_tokens * l.token_bytes + (uint64_t)(dims->page_tokens / l.tokens) * (d / l.channels) * l.n_params * l.param_bytes;
     if (l.block != 0) out->block_bytes += dims->page_tokens / l.block * (2ull * l.factors + 3ull * l.sparse * l.vectors);
     if (l.block != 0 && d > BLOCK_MOST) {
         codec->host->error("head_dim must be at most 256: indices of outliers have 8 bits");
@@ -175,7 +196,7 @@ static int int_bytes(const void *priv, const struct kvl_codec_dims *dims, uint64
 {
     const struct layout l = layout_of(priv, dims);
     out->payload = n * l.token_bytes;
-    out->scale = (n + l.tokens - 1) / l.tokens * (dims->head_dim / l.channels) * 2u * l.n_params;
+    out->scale = (n + l.tokens - 1) / l.tokens * (dims->head_dim / l.channels) * l.param_bytes * l.n_params;
     if (l.block == 0) return 0;
     const uint64_t blocks = (n + l.block - 1) / l.block, sparse = blocks * l.sparse * l.vectors;
     if (dims->role != KVL_ROLE_K) out->scale = blocks * l.block * 2u * l.n_params; /* a short block keeps its place */
@@ -197,15 +218,53 @@ static float quotient(float d, float scale)
     return q;
 }
 
+/* Types of scales and zero points: binary16, or 8 bits that are rounded outwards, so that no number of the group is left out. */
+static const struct param_type {
+    int32_t mantissa, bias; /* bits; of the exponent. 0: binary16 */
+    uint32_t max;           /* code of the largest number */
+} param_types[SCALE_TYPES] = {[SCALE_E4M3] = {3, 7, 0x7e}, [SCALE_E5M2] = {2, 15, 0x7b}};
+
+/* Codes differ from binary16 in the exponent's bias alone, once they are moved to their places. */
+static float from_param(const struct int_codec *codec, uint16_t param)
+{
+    const struct param_type *type = &param_types[codec->scale];
+    if (type->mantissa == 0) return kvl_plugin_from_half(param);
+    const uint32_t half = (param & 0x80u) << 8 | (param & 0x7fu) << (10 - type->mantissa);
+    return kvl_plugin_from_half((uint16_t)half) * ldexpf(1.0f, 15 - type->bias);
+}
+
+/* The code next to x, of two the one whose magnitude is larger if is_away, else smaller; the largest one's for what is larger. */
+static uint16_t code_beside(const struct param_type *type, float x, int is_away)
+{
+    const float magnitude = fabsf(x);
+    const int shift = 23 - type->mantissa;
+    uint32_t code;
+    memcpy(&code, &magnitude, sizeof code);
+    if (magnitude < 0x1p-100f) return 0;
+    if (magnitude < ldexpf(1.0f, 1 - type->bias)) { /* subnormal */
+        const float units = ldexpf(magnitude, type->bias - 1 + type->mantissa);
+        code = (uint32_t)(is_away ? ceilf(units) : floorf(units));
+    } else {
+        code = ((code + (is_away ? (1u << shift) - 1 : 0)) >> shift) - ((uint32_t)(127 - type->bias) << type->mantissa);
+    }
+    if (code > type->max) code = type->max;
+    return (uint16_t)(code == 0 ? 0 : code | (x < 0.0f ? 0x80u : 0u));
+}
+
+static uint16_t to_param(const struct int_codec *codec, float x, int is_away)
+{
+    return codec->scale == SCALE_F16 ? kvl_plugin_to_half(x) : code_beside(&param_types[codec->scale], x, is_away);
+}
+
 /* How codes of one group map to numbers: x' = (code - offset) * scale + zero. */
 struct quantizer {
-    uint16_t param[2];                   /* binary16: scale, zero */
+    uint16_t param[2];                   /* as stored: scale, zero */
     float scale, zero, offset, min, max; /* min, max: of code - offset */
 };
 
 static struct quantizer quantizer_of(const struct int_codec *codec, uint16_t scale, uint16_t zero)
 {
-    struct quantizer q = {.param = {scale, zero}, .scale = kvl_plugin_from_half(scale), .zero = kvl_plugin_from_half(zero)};
+    struct quantizer q = {.param = {scale, zero}, .scale = from_param(codec, scale), .zero = from_param(codec, zero)};
     if (codec->scheme == SCHEME_ASYM) {
         q.max = (float)((1 << codec->bits) - 1);
     } else {
@@ -245,6 +304,55 @@ static uint32_t find_outliers(const struct group *g, uint32_t each, uint8_t inde
     return n;
 }
 
+static uint32_t code_of(const struct quantizer *q, float x)
+{
+    return (uint32_t)(fminf(fmaxf(quotient(kvl_plugin_clamp_half(x) - q->zero, q->scale), q->min), q->max) + q->offset);
+}
+
+static float value_of(const struct quantizer *q, uint32_t code) { return fmaf((float)code - q->offset, q->scale, q->zero); }
+
+/* For numbers from low to high, of which codes span `clip` about the middle. */
+static struct quantizer span_range(const struct int_codec *codec, float low, float high, float clip)
+{
+    const float steps = quantizer_of(codec, 0, 0).max, cut = 0.5f * (1.0f - clip), range = high - low;
+    if (codec->scheme == SCHEME_SYM) return quantizer_of(codec, to_param(codec, clip * fmaxf(fabsf(low), fabsf(high)) / steps, 1), 0);
+    /* + 0 makes a minimum of -0 a plain 0: fmin may return either. */
+    const float from = fmaf(cut, range, low) + 0.0f, to = fmaf(-cut, range, high);
+    const uint16_t zero = to_param(codec, from, from < 0.0f);
+    const float start = codec->scale == SCALE_F16 ? from : from_param(codec, zero);
+    return quantizer_of(codec, to_param(codec, fabsf(fmaxf(to - start, 0.0f) / steps), 1), zero);
+}
+
+static float squared_error(const struct quantizer *q, const struct group *g)
+{
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < g->n; i++) {
+        const float rest = number(g, i) - value_of(q, code_of(q, number(g, i)));
+        sum = fmaf(rest, rest, sum);
+    }
+    return sum;
+}
+
+/* Clips are 1 - i * clip_step, i from 0 to `search`; without a search the one of i = 1. */
+static float clip_step(const struct int_codec *codec) { return (float)((1.0 - codec->clip) / (codec->search > 0 ? codec->search : 1)); }
+
+static struct quantizer search_clip(const struct int_codec *codec, const struct group *g, float low, float high)
+{
+    const float step = clip_step(codec);
+    if (codec->search == 0) return span_range(codec, low, high, 1.0f - step);
+    struct quantizer best = span_range(codec, low, high, 1.0f);
+    float least = squared_error(&best, g);
+    for (int32_t i = 1; i <= codec->search; i++) {
+        const struct quantizer q = span_range(codec, low, high, fmaf(-(float)i, step, 1.0f));
+        const float error = squared_error(&q, g);
+        if (error < least) {
+            best = q;
+            least = error;
+        }
+    }
+    return best;
+}
+
 /* For the numbers of a group that are no outliers. */
 static struct quantizer fit_quantizer(const struct int_codec *codec, const struct group *g)
 {
@@ -256,18 +364,8 @@ static struct quantizer fit_quantizer(const struct int_codec *codec, const struc
         low = fminf(low, number(g, i));
         high = fmaxf(high, number(g, i));
     }
-    const float steps = quantizer_of(codec, 0, 0).max;
-    if (codec->scheme == SCHEME_SYM) return quantizer_of(codec, kvl_plugin_to_half(fmaxf(fabsf(low), fabsf(high)) / steps), 0);
-    /* + 0 makes a minimum of -0 a plain 0: fmin may return either. */
-    return quantizer_of(codec, kvl_plugin_to_half((high - low) / steps), kvl_plugin_to_half(low + 0.0f));
+    return search_clip(codec, g, low, high);
 }
-
-static uint32_t code_of(const struct quantizer *q, float x)
-{
-    return (uint32_t)(fminf(fmaxf(quotient(kvl_plugin_clamp_half(x) - q->zero, q->scale), q->min), q->max) + q->offset);
-}
-
-static float value_of(const struct quantizer *q, uint32_t code) { return fmaf((float)code - q->offset, q->scale, q->zero); }
 
 /* ---- bytes of a block ---- */
 
@@ -283,15 +381,15 @@ static uint64_t code_at(const struct layout *l, const struct kvl_codec_dims *dim
 static uint64_t param_at(const struct layout *l, const struct kvl_codec_dims *dims, uint32_t t, uint32_t c, uint32_t p)
 {
     const uint64_t codes = l->token_bytes * dims->page_tokens;
-    if (l->tokens > 1) return codes + 2 * (((uint64_t)(t / l->tokens) * l->n_params + p) * dims->head_dim + c);
-    return codes + 2 * (((uint64_t)(c / l->channels) * l->n_params + p) * dims->page_tokens + t);
+    if (l->tokens > 1) return codes + l->param_bytes * (((uint64_t)(t / l->tokens) * l->n_params + p) * dims->head_dim + c);
+    return codes + l->param_bytes * (((uint64_t)(c / l->channels) * l->n_params + p) * dims->page_tokens + t);
 }
 
 static struct quantizer read_quantizer(const struct int_codec *codec, const struct layout *l, const struct kvl_codec_dims *dims, uint32_t t,
                                        uint32_t c, const uint8_t *block)
 {
     uint16_t param[2] = {0, 0};
-    for (uint32_t p = 0; p < l->n_params; p++) memcpy(&param[p], block + param_at(l, dims, t, c, p), 2);
+    for (uint32_t p = 0; p < l->n_params; p++) memcpy(&param[p], block + param_at(l, dims, t, c, p), l->param_bytes);
     return quantizer_of(codec, param[0], param[1]);
 }
 
@@ -321,7 +419,7 @@ static int int_encode(const void *priv, const struct kvl_codec_dims *dims, const
         for (uint32_t c = 0; c < d; c += l.channels) {
             const struct group group = group_at(&l, d, n - t, x + (size_t)t * d + c);
             const struct quantizer q = fit_quantizer(priv, &group);
-            for (uint32_t p = 0; p < l.n_params; p++) memcpy(block + param_at(&l, dims, t0 + t, c, p), &q.param[p], 2);
+            for (uint32_t p = 0; p < l.n_params; p++) memcpy(block + param_at(&l, dims, t0 + t, c, p), &q.param[p], l.param_bytes);
         }
     for (uint32_t t = 0; t < n; t++)
         for (uint32_t span = 0; span < d; span += l.span)
@@ -522,6 +620,14 @@ static void int_defines(const void *priv, const struct kvl_codec_dims *dims, kvl
     define(context, "BLOCK", l.block);
     define(context, "RANK", codec->rank);
     define(context, "OUTLIERS", codec->outliers);
+    define(context, "PARAM_MANTISSA", param_types[codec->scale].mantissa);
+    define(context, "PARAM_BIAS", param_types[codec->scale].bias);
+    define(context, "PARAM_MAX", param_types[codec->scale].max);
+    define(context, "SEARCH", codec->search);
+    const float step = clip_step(codec);
+    uint32_t bits;
+    memcpy(&bits, &step, sizeof bits);
+    define(context, "CLIP_STEP", bits);
 }
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -570,5 +676,5 @@ const struct kvl_codec kvl_codec_kivi =
 
 const struct kvl_codec kvl_codec_gear =
     CODEC(HEAD("gear", "few-bit integers by channel (keys) or token, a low-rank part of the error and sparse outliers, blocks of tokens",
-               "Kang et al., GEAR, arXiv:2403.05527", gear_options, kvl_text_compress_codec_int_gear_md, kivi_init),
+               "Kang et al., GEAR, arXiv:2403.05527", gear_options, kvl_text_compress_codec_int_gear_md, gear_init),
           0, gear_encode, gear_decode, gear_answers);

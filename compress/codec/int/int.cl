@@ -1,6 +1,6 @@
 /* Device body of the integer codecs (KVL_OPT_BITS 8, 4, 3 or 2). Layout and arithmetic: card.md, kivi.md, gear.md.
  * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart in a GROUP. Byte row b of a token: K [rows][P],
- * V [P][rows]; then scale (and zero), binary16: with TOKENS 1 per group and token, else per channel and TOKENS tokens (GROUP is the head).
+ * V [P][rows]; then scale (and zero), binary16 or 8 bits: with TOKENS 1 per group and token, else per channel and TOKENS tokens (GROUP is the head).
  * With BLOCK, for every BLOCK tokens: RANK pairs of factors, then OUTLIERS largest and smallest numbers of each channel or token, then their
  * indices. */
 #define GROUP KVL_OPT_GROUP
@@ -15,6 +15,7 @@
 #define TOKEN_BYTES (KVL_D / WORD_CODES * WORD_BYTES)
 #define LEVEL_MAX ((1 << KVL_OPT_BITS) - 1)
 #define CODE_MASK LEVEL_MAX
+#define CLIP_STEP as_float((uint)KVL_OPT_CLIP_STEP)
 #define ROW(g, k, w) (((g)*WORD_BYTES + (k)) * SPAN + (w)) /* byte k of word w of a group */
 #if KVL_IS_K
 #define BYTE_AT(t, b) ((ulong)(b) * KVL_P + (t))
@@ -37,6 +38,51 @@
 #else
 #define SCALE_AT(c, t) ((ulong)((t) / TOKENS) * PARAMS * KVL_D + (c))
 #define ZERO_AT(c, t) (SCALE_AT(c, t) + KVL_D)
+#endif
+
+/* Scales and zero points at index i of params: binary16, or 8 bits that differ from it in the exponent's bias alone, once they are moved to
+ * their places. */
+#define PARAM_MANTISSA KVL_OPT_PARAM_MANTISSA
+#if PARAM_MANTISSA == 0
+#define PARAM(params, i) kvl_load_half(params, i)
+#define PARAMS16(params, i) vload_half16(0, (const KVL_GLOBAL half *)(params) + (i))
+#define PARAMS8(params, i) vload_half8(0, (const KVL_GLOBAL half *)(params) + (i))
+#else
+#define PARAM_UNIT ((float)(1 << (15 - KVL_OPT_PARAM_BIAS)))
+#define PARAM(params, i) KVL_FN(param)((params)[i])
+#define PARAMS16(params, i) KVL_FN(params16)(vload16(0, (params) + (i)))
+#define PARAMS8(params, i) KVL_FN(params16)((uchar16)(vload8(0, (params) + (i)), (uchar8)0)).lo
+
+float KVL_FN(param)(uint code)
+{
+    const ushort bits = (ushort)((code & 0x80) << 8 | (code & 0x7f) << (10 - PARAM_MANTISSA));
+    return vload_half(0, (const half *)&bits) * PARAM_UNIT;
+}
+
+/* The code next to x, of two the one whose magnitude is larger if is_away, else smaller; the largest one's for what is larger. */
+uint KVL_FN(code_beside)(float x, bool is_away)
+{
+    const float magnitude = fabs(x);
+    const int shift = 23 - PARAM_MANTISSA;
+    uint code = as_uint(magnitude);
+    if (magnitude < 0x1p-100f) return 0;
+    if (magnitude < as_float((uint)(128 - KVL_OPT_PARAM_BIAS) << 23)) { /* subnormal */
+        const float units = magnitude * as_float((uint)(126 + KVL_OPT_PARAM_BIAS + PARAM_MANTISSA) << 23);
+        code = (uint)(is_away ? ceil(units) : floor(units));
+    } else {
+        code = ((code + (is_away ? (1u << shift) - 1 : 0)) >> shift) - ((uint)(127 - KVL_OPT_PARAM_BIAS) << PARAM_MANTISSA);
+    }
+    code = min(code, (uint)KVL_OPT_PARAM_MAX);
+    return code == 0 ? 0 : code | (x < 0.0f ? 0x80 : 0);
+}
+
+#if KVL_VECTORS
+float16 KVL_FN(params16)(uchar16 codes)
+{
+    const ushort16 bits = convert_ushort16(codes & (uchar)0x80) << (ushort)8 | convert_ushort16(codes & (uchar)0x7f) << (ushort)(10 - PARAM_MANTISSA);
+    return vload_half16(0, (const half *)&bits) * PARAM_UNIT;
+}
+#endif
 #endif
 
 #if BLOCK
@@ -65,9 +111,9 @@ float KVL_FN(dense)(const KVL_GLOBAL uchar *block, uint t, uint c)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     const uint code = KVL_FN(code_at)(block, t, c / GROUP, c % GROUP);
-    const float scale = kvl_load_half(params, SCALE_AT(c, t));
+    const float scale = PARAM(params, SCALE_AT(c, t));
 #if KVL_OPT_ASYM
-    return fma((float)code, scale, kvl_load_half(params, ZERO_AT(c, t)));
+    return fma((float)code, scale, PARAM(params, ZERO_AT(c, t)));
 #else
     return ((float)code - OFFSET) * scale;
 #endif
@@ -153,6 +199,70 @@ void KVL_FN(find_outliers)(KVL_GLOBAL uchar *index, kvl_rows x, uint row, uint c
 }
 #endif
 
+/* Code of value x at channel c of token t, by the stored parameters. */
+uint KVL_FN(code_of)(const KVL_GLOBAL uchar *params, uint t, uint c, float x)
+{
+    const float scale = PARAM(params, SCALE_AT(c, t));
+#if KVL_OPT_ASYM
+    const float zero = PARAM(params, ZERO_AT(c, t)), lowest = 0.0f, highest = (float)LEVEL_MAX;
+#else
+    const float zero = 0.0f, lowest = -(float)SCALE_STEPS, highest = (float)SCALE_STEPS;
+#endif
+    return (uint)(fmin(fmax(KVL_FN(quotient)(kvl_clamp_half(x) - zero, scale), lowest), highest) + OFFSET);
+}
+
+/* Stores the parameters of numbers from low to high, of which codes span `clip` about the middle. */
+void KVL_FN(span_range)(KVL_GLOBAL uchar *params, uint t, uint c, float low, float high, float clip)
+{
+#if KVL_OPT_ASYM
+    const float cut = 0.5f * (1.0f - clip), range = high - low, from = fma(cut, range, low), to = fma(-cut, range, high);
+#if PARAM_MANTISSA == 0
+    kvl_store_half(params, SCALE_AT(c, t), fmin(KVL_FN(step)(to - from), KVL_HALF_MAX));
+    kvl_store_half(params, ZERO_AT(c, t), as_uint(from) << 1 == 0 ? 0.0f : from); /* never -0: fmin may give either */
+#else
+    params[ZERO_AT(c, t)] = (uchar)KVL_FN(code_beside)(from, from < 0.0f);
+    params[SCALE_AT(c, t)] = (uchar)KVL_FN(code_beside)(KVL_FN(step)(fmax(to - PARAM(params, ZERO_AT(c, t)), 0.0f)), true);
+#endif
+#elif PARAM_MANTISSA == 0
+    kvl_store_half(params, SCALE_AT(c, t), KVL_FN(step)(clip * fmax(fabs(low), fabs(high))));
+#else
+    params[SCALE_AT(c, t)] = (uchar)KVL_FN(code_beside)(KVL_FN(step)(clip * fmax(fabs(low), fabs(high))), true);
+#endif
+}
+
+#if KVL_OPT_SEARCH
+/* Squared error of the group's n numbers with the parameters that are stored. */
+float KVL_FN(squared_error)(const KVL_GLOBAL uchar *params, uint t, uint c, kvl_rows x, uint row, uint n)
+{
+    const float scale = PARAM(params, SCALE_AT(c, t)), zero = KVL_OPT_ASYM ? PARAM(params, ZERO_AT(c, t)) : 0.0f;
+    float sum = 0.0f;
+#define ADD(j)                                                                                                                     \
+    if (i + j < n) {                                                                                                               \
+        const float value = KVL_FN(number)(x, row, c, i + j);                                                                      \
+        const float rest = value - fma((float)KVL_FN(code_of)(params, t, c, value) - OFFSET, scale, zero);                         \
+        sum = fma(rest, rest, sum);                                                                                                \
+    }
+    for (uint i = 0; i < n; i += 8) { KVL_EIGHT(ADD) }
+#undef ADD
+    return sum;
+}
+
+/* Of clips 1 - i * CLIP_STEP the one of least squared error, of equal ones the first. */
+void KVL_FN(search_clip)(KVL_GLOBAL uchar *params, uint t, uint c, kvl_rows x, uint row, uint n, float low, float high)
+{
+    float least = 0.0f, best = 1.0f;
+    for (uint i = 0; i <= KVL_OPT_SEARCH; i++) {
+        const float clip = fma(-(float)i, CLIP_STEP, 1.0f);
+        KVL_FN(span_range)(params, t, c, low, high, clip);
+        const float error = KVL_FN(squared_error)(params, t, c, x, row, n);
+        if (i > 0 && !(error < least)) continue;
+        least = error;
+        best = clip;
+    }
+    KVL_FN(span_range)(params, t, c, low, high, best);
+}
+#endif
+
 /* Stores the parameters of the n numbers from row `row` and channel c of x on: their token is t. */
 void KVL_FN(fit)(KVL_GLOBAL uchar *block, uint t, uint c, kvl_rows x, uint row, uint n)
 {
@@ -170,24 +280,11 @@ void KVL_FN(fit)(KVL_GLOBAL uchar *block, uint t, uint c, kvl_rows x, uint row, 
         low = fmin(low, value);
         high = fmax(high, value);
     }
-#if KVL_OPT_ASYM
-    kvl_store_half(params, SCALE_AT(c, t), fmin(KVL_FN(step)(high - low), KVL_HALF_MAX));
-    kvl_store_half(params, ZERO_AT(c, t), as_uint(low) << 1 == 0 ? 0.0f : low); /* never -0: fmin may give either */
+#if KVL_OPT_SEARCH
+    KVL_FN(search_clip)(params, t, c, x, row, n, low, high);
 #else
-    kvl_store_half(params, SCALE_AT(c, t), KVL_FN(step)(fmax(fabs(low), fabs(high))));
+    KVL_FN(span_range)(params, t, c, low, high, 1.0f - CLIP_STEP);
 #endif
-}
-
-/* Code of value x at channel c of token t, by the stored parameters. */
-uint KVL_FN(code_of)(const KVL_GLOBAL uchar *params, uint t, uint c, float x)
-{
-    const float scale = kvl_load_half(params, SCALE_AT(c, t));
-#if KVL_OPT_ASYM
-    const float zero = kvl_load_half(params, ZERO_AT(c, t)), lowest = 0.0f, highest = (float)LEVEL_MAX;
-#else
-    const float zero = 0.0f, lowest = -(float)SCALE_STEPS, highest = (float)SCALE_STEPS;
-#endif
-    return (uint)(fmin(fmax(KVL_FN(quotient)(kvl_clamp_half(x) - zero, scale), lowest), highest) + OFFSET);
 }
 
 /* Rows row .. row+n-1 of x as tokens t0 ... */
@@ -351,8 +448,8 @@ void KVL_FN(scale_queries)(const KVL_GLOBAL uchar *params, uint t, const KVL_QS 
         float16 sum = 0.0f;
         for (uint c = 0; c < KVL_D; c += 16) {
             const float16 x = vload16(0, q + r * KVL_D + c);
-            vstore16(x * vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(c, t)), 0, scaled + r * KVL_D + c);
-            sum = fma(x, vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(c, t)), sum);
+            vstore16(x * PARAMS16(params, SCALE_AT(c, t)), 0, scaled + r * KVL_D + c);
+            sum = fma(x, PARAMS16(params, ZERO_AT(c, t)), sum);
         }
         base[r] = kvl_sum16(sum);
     }
@@ -426,9 +523,9 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #else
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
-                const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g * GROUP, t0 + t + 16 * w));
+                const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t + 16 * w));
 #if KVL_OPT_ASYM
-                const float16 base = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g * GROUP, t0 + t + 16 * w));
+                const float16 base = PARAMS16(params, ZERO_AT(g * GROUP, t0 + t + 16 * w));
 #else
                 const float16 base = -OFFSET * scale;
 #endif
@@ -459,9 +556,9 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, cons
 #if TOKENS > 1
         const float16 scale = 1.0f, zero = 1.0f;
 #else
-        const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)params + SCALE_AT(g * GROUP, t0 + t));
+        const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t));
 #if KVL_OPT_ASYM
-        const float16 zero = vload_half16(0, (const KVL_GLOBAL half *)params + ZERO_AT(g * GROUP, t0 + t));
+        const float16 zero = PARAMS16(params, ZERO_AT(g * GROUP, t0 + t));
 #else
         const float16 zero = -OFFSET * scale;
 #endif
@@ -514,13 +611,13 @@ void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, cons
 #define FLOATS float16
 #define TO_FLOATS convert_float16
 #define LOAD vload16
-#define LOAD_HALF vload_half16
+#define LOAD_PARAMS PARAMS16
 #define STORE vstore16
 #else
 #define FLOATS float8
 #define TO_FLOATS convert_float8
 #define LOAD vload8
-#define LOAD_HALF vload_half8
+#define LOAD_PARAMS PARAMS8
 #define STORE vstore8
 #endif
 /* One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
@@ -574,9 +671,8 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
                 {
                     KVL_QS float *to = group + i % KVL_NQ * KVL_D + b + CHANNEL(i);
 #if TOKENS > 1
-                    const KVL_GLOBAL half *by_channel = (const KVL_GLOBAL half *)params + b + CHANNEL(i);
-                    sum[i] = fma(sum[i], LOAD_HALF(0, by_channel + SCALE_AT(0, t0)),
-                                 fma(base_sum[i % KVL_NQ], LOAD_HALF(0, by_channel + ZERO_AT(0, t0)), LOAD(0, to)));
+                    sum[i] = fma(sum[i], LOAD_PARAMS(params, SCALE_AT(b + CHANNEL(i), t0)),
+                                 fma(base_sum[i % KVL_NQ], LOAD_PARAMS(params, ZERO_AT(b + CHANNEL(i), t0)), LOAD(0, to)));
 #endif
                     STORE(sum[i], 0, to);
                 }
@@ -589,7 +685,7 @@ void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS
                 float sum = START(*to, base_sum[r]);
                 for (uint t = 0; t < RUN; t++) sum = fma(scaled[r * RUN + t], (float)KVL_FN(code_at)(block, t0 + t, g, i), sum);
 #if TOKENS > 1
-                sum = fma(sum, kvl_load_half(params, SCALE_AT(i, t0)), fma(base_sum[r], kvl_load_half(params, ZERO_AT(i, t0)), *to));
+                sum = fma(sum, PARAM(params, SCALE_AT(i, t0)), fma(base_sum[r], PARAM(params, ZERO_AT(i, t0)), *to));
 #endif
                 *to = sum;
             }
@@ -646,7 +742,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #undef BYTES
 #undef TO_FLOATS
 #undef LOAD
-#undef LOAD_HALF
+#undef LOAD_PARAMS
 #undef STORE
 #undef AT_ONCE
 #undef WIDE
@@ -678,6 +774,12 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 #undef ROW
 #undef BYTE_AT
 #undef PARAMS
+#undef PARAM_MANTISSA
+#undef PARAM
+#undef PARAMS16
+#undef PARAMS8
+#undef PARAM_UNIT
+#undef CLIP_STEP
 #undef OFFSET
 #undef SCALE_STEPS
 #undef PARAM_BASE

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Which layers suffer from few bits, and what a mix of widths that follows from it is worth.
+
+    experiments/e06_sensitivity/sensitivity.py tables    runs/e06_tables: probe.so and the tables of heads.yaml (needs a C compiler and h5py)
+    experiments/e06_sensitivity/sensitivity.py mix       runs/e06_sensitivity -> sensitivity.csv, mix.yaml
+    experiments/e06_sensitivity/sensitivity.py table     runs/e06_mix -> mix.csv, and the table of the verdict on stdout
+    experiments/e06_sensitivity/sensitivity.py heads     runs/e06_heads -> heads.csv
+    experiments/e06_sensitivity/sensitivity.py figure    sensitivity.csv, heads.csv -> sensitivity.svg (needs numpy and matplotlib)
+"""
+import argparse
+import csv
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+
+here = Path(__file__).resolve().parent
+root = here.parent.parent
+MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+LAYERS, HEADS = 30, 3
+CODEC = "kivi(bits={},residual=0)"
+GRID = """# sensitivity.py mix wrote this. All caches of the list reserve the same bytes.
+name: e06_mix
+command: eval kld
+models: [{model}]
+texts: [data/text/wiki.test.raw]
+ctx: [512]
+options: [--chunks=16, --exact, --base=f16]
+kv:
+{cells}
+"""
+
+
+def kvlab(args, *words):
+    return subprocess.run([args.kvlab, *words], capture_output=True, text=True, check=True, cwd=root).stdout
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def runs_of(args, folder):
+    files = [str(path) for path in sorted((root / folder).glob("*.h5"))]
+    return list(csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines()))
+
+
+# ---- one head: a plug-in that codes the streams that its table names ----
+
+def tables(args):
+    import h5py
+    folder = root / "runs/e06_tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / "probe.so"
+    subprocess.run(["cc", "-std=c11", "-O2", "-shared", "-fPIC", "-I", "compress", here / "probe.c", "-o", probe, "-lm"], check=True, cwd=root)
+    for bits, head in itertools.product((2, 4), range(HEADS)):
+        path = folder / f"probe{bits}_{head}.h5"
+        path.unlink(missing_ok=True)
+        kvlab(args, "calibrate", "-m", MODEL, "-f", "data/text/wiki.test.raw", "--plugin", str(probe), "--for", f"probe(bits={bits})", "-c", "64", "--chunks", "1",
+              "-o", str(path))
+        with h5py.File(path, "r+") as file:
+            for side in "kv":
+                file[side]["coded"][...] = [[[float(other == head)] for other in range(HEADS)]] * LAYERS
+
+
+def heads(args):
+    rows = []
+    for run in runs_of(args, "runs/e06_heads"):
+        layer, bits, head = re.fullmatch(r"f16 @(\d+)-\d+ kv=probe\(bits=(\d)\) table=runs/e06_tables/probe\d_(\d).h5", run["config_kv_given"]).groups()
+        rows.append({"layer": int(layer), "head": int(head), "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
+                     "windows": run["quality_n_chunks"], "git": run["git"]})
+    write_csv(here / "heads.csv", sorted(rows, key=lambda row: (row["bits"], row["head"], row["layer"])))
+
+
+# ---- the choice ----
+
+def measured(args):
+    rows = []
+    for run in runs_of(args, "runs/e06_sensitivity"):
+        layer, side, bits = re.fullmatch(r"f16 @(\d+)-\d+ ([kv])=kivi\(bits=(\d),residual=0\)", run["config_kv_given"]).groups()
+        rows.append({"layer": int(layer), "side": side, "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
+                     "windows": run["quality_n_chunks"], "git": run["git"]})
+    return sorted(rows, key=lambda row: (row["bits"], row["side"], row["layer"]))
+
+
+def spec_of(wide):
+    """4 bits for the (layer, side) pairs in `wide`, 2 for the others."""
+    def words(layer):
+        return " ".join(f"{side}={CODEC.format(4)}" for side in "kv" if (layer, side) in wide)
+    text, start = f"k={CODEC.format(2)} v={CODEC.format(2)}", 0
+    for same, layers in itertools.groupby(range(LAYERS), words):
+        n = len(list(layers))
+        text += f" @{start}-{start + n - 1} {same}" if same else ""
+        start += n
+    return text
+
+
+def choose(rows):
+    """{name: spec} of caches of 3 bits a number, on average."""
+    kld = {(row["layer"], row["side"], row["bits"]): float(row["kld"]) for row in rows}
+    gain = {(layer, side): kld[layer, side, 2] - kld[layer, side, 4] for layer in range(LAYERS) for side in "kv"}
+    by_layer = {layer: gain[layer, "k"] + gain[layer, "v"] for layer in range(LAYERS)}
+    pairs = sorted(gain, key=gain.get, reverse=True)  # every step costs the same bytes: the greedy choice is the largest gains
+    layers = sorted(by_layer, key=by_layer.get, reverse=True)[:LAYERS // 2]
+    four, two = CODEC.format(4), CODEC.format(2)
+    return {"3 bits everywhere": f"k={CODEC.format(3)} v={CODEC.format(3)}", "mix of layers and sides": spec_of(set(pairs[:LAYERS])),
+            "mix of layers": spec_of({(layer, side) for layer in layers for side in "kv"}), "keys 4, values 2": f"k={four} v={two}",
+            "keys 2, values 4": f"k={two} v={four}", "the first mix, turned round": spec_of(set(pairs[LAYERS:]))}
+
+
+def resident_bytes(args, spec):
+    return json.loads(kvlab(args, "plan", "-m", MODEL, "--ctx", "4096", "--json", "--kv", spec))["resident_bytes"]
+
+
+def mix(args):
+    rows = measured(args)
+    write_csv(here / "sensitivity.csv", rows)
+    specs = choose(rows)
+    sizes = {name: resident_bytes(args, spec) for name, spec in specs.items()}
+    assert len(set(sizes.values())) == 1, f"not of equal bytes: {sizes}"
+    cells = "\n".join(f"  # {name}\n  - {spec}" for name, spec in specs.items())
+    (here / "mix.yaml").write_text(GRID.format(model=MODEL, cells=cells))
+
+
+# ---- the verdict ----
+
+def table(args):
+    by_spec = {run["config_kv_given"]: run for run in runs_of(args, "runs/e06_mix")}
+    specs = choose(read_csv_numbers())
+    uniform, rows = by_spec[specs["3 bits everywhere"]], []
+    print("| cache | KLD | less 3 bits everywhere, 95 % | windows | verdict | MiB at 4096 |\n| --- | --- | --- | --- | --- | --- |")
+    for name, spec in specs.items():
+        run = by_spec[spec]
+        found = json.loads(kvlab(args, "log", "diff", "--json", uniform["file"], run["file"]))["quality"]["kld"]
+        size = resident_bytes(args, spec)
+        rows.append({"cache": name, "kld": run["quality_kld_mean"], "kld_se_chunk": run["quality_kld_se_chunk"], "difference": found["difference"], "low": found["low"],
+                     "high": found["high"], "windows": found["n"], "verdict": found["verdict"], "resident_bytes_4096": size, "git": run["git"], "kv": spec})
+        difference = f"{found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]" if run is not uniform else ""
+        print(f"| {name} | {float(run['quality_kld_mean']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
+    write_csv(here / "mix.csv", rows)
+
+
+def read_csv_numbers(name="sensitivity.csv"):
+    return [row | {"layer": int(row["layer"]), "bits": int(row["bits"])} for row in read_csv(here / name)]
+
+
+def figure(args):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+    from matplotlib.colors import LogNorm
+    plt.rcParams["svg.hashsalt"] = "e06"
+    sides = {"k": "keys", "v": "values"}
+    found = [(f"{sides[row['side']]}, {row['bits']} bits", row) for row in read_csv_numbers()]
+    if (here / "heads.csv").exists():
+        found += [(f"kv head {row['head']}, {row['bits']} bits", row) for row in read_csv_numbers("heads.csv")]
+    names = list(dict.fromkeys(name for name, _ in found))
+    kld = np.full((len(names), LAYERS), np.nan)
+    for name, row in found:
+        kld[names.index(name), row["layer"]] = float(row["kld"])
+    drawing, axes = plt.subplots(figsize=(13, 1.2 + 0.36 * len(names)), layout="constrained")
+    image = axes.imshow(kld, norm=LogNorm(), cmap="viridis", aspect="auto")
+    for (y, x), value in np.ndenumerate(kld):
+        if not np.isnan(value):
+            axes.text(x, y, f"{1000 * value:.2g}", ha="center", va="center", fontsize=7, color="white" if image.norm(value) < 0.6 else "black")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(LAYERS))
+    axes.set_xlabel("the only layer that is coded; in the cells KLD to f16 in thousandths of a nat a token (2 windows: exploratory)")
+    drawing.colorbar(image, label="KLD, nats a token")
+    drawing.savefig(here / "sensitivity.svg", metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["tables", "mix", "table", "heads", "figure"])
+    parser.add_argument("--kvlab", default=root / "build/kvlab")
+    args = parser.parse_args()
+    {"tables": tables, "mix": mix, "table": table, "heads": heads, "figure": figure}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
