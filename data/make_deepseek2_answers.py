@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes data/models/tiny-deepseek2.gguf, latent attention with random weights, and data/golden/deepseek2_answers.h: logits by Hugging Face
+"""Writes data/models/arch_deepseek2.gguf, latent attention with random weights, and data/golden/deepseek2_answers.h: logits by Hugging Face
 transformers (DeepseekV2ForCausalLM, float64), which shares no code with kvlab.
 
 usage: data/make_deepseek2_answers.py [ROOT]    (needs numpy, gguf, torch, transformers; ROOT: the project's root, default: that of this script)
@@ -74,7 +74,7 @@ def make_tensors():
 
 def write_model(path, tensors):
     w = gguf.GGUFWriter(path, "deepseek2")
-    w.add_name("tiny-deepseek2")
+    w.add_name("arch-deepseek2")
     w.add_description(f"random weights, seed {SEED}")
     w.add_context_length(N_CTX)
     w.add_embedding_length(N_EMBD)
@@ -143,11 +143,11 @@ def logits_of(tensors, tokens):
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
     tensors = make_tensors()
-    write_model(root / "data/models/tiny-deepseek2.gguf", tensors)
+    write_model(root / "data/models/arch_deepseek2.gguf", tensors)
     tokens = [int(t) for t in np.random.default_rng(SEED + 1).integers(0, N_VOCAB, N_TOKENS)]
     logits = logits_of(tensors, tokens)
     with open(root / "data/golden/deepseek2_answers.h", "w") as out:
-        out.write("/* Written by data/make_deepseek2_answers.py; do not edit. Logits of data/models/tiny-deepseek2.gguf by Hugging Face transformers\n")
+        out.write("/* Written by data/make_deepseek2_answers.py; do not edit. Logits of data/models/arch_deepseek2.gguf by Hugging Face transformers\n")
         out.write(f" * {transformers.__version__} in float64. */\n#ifndef KVL_DEEPSEEK2_ANSWERS_H\n#define KVL_DEEPSEEK2_ANSWERS_H\n#include <stdint.h>\n\n")
         out.write(f"enum {{ DEEPSEEK2_TOKENS = {N_TOKENS}, DEEPSEEK2_VOCAB = {N_VOCAB}, DEEPSEEK2_ROWS = {len(ROWS)} }};\n")
         out.write(f"enum {{ DEEPSEEK2_LAYERS = {N_LAYER}, DEEPSEEK2_RANK = {KV_RANK}, DEEPSEEK2_POSITION = {POSITION} }};\n")

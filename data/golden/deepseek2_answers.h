@@ -1,4 +1,4 @@
-/* Written by data/make_deepseek2_answers.py; do not edit. Logits of data/models/tiny-deepseek2.gguf by Hugging Face transformers
+/* Written by data/make_deepseek2_answers.py; do not edit. Logits of data/models/arch_deepseek2.gguf by Hugging Face transformers
  * 5.24.0 in float64. */
 #ifndef KVL_DEEPSEEK2_ANSWERS_H
 #define KVL_DEEPSEEK2_ANSWERS_H

@@ -5,7 +5,7 @@
 #include "mla.h"
 #include "../../data/golden/deepseek2_answers.h"
 
-#define MODEL KVL_ROOT "/data/models/tiny-deepseek2.gguf"
+#define MODEL KVL_ROOT "/data/models/arch_deepseek2.gguf"
 enum { ALL_LOGITS = DEEPSEEK2_TOKENS * DEEPSEEK2_VOCAB };
 
 static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protocol, uint32_t ubatch, float *logits)
