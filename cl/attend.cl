@@ -271,7 +271,7 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 
 /* Where tokens go while others are decoded: cl/evict.cl. Each query is then a tile, and leaves its scores in raw [H * G][cells]. */
 #if KVL_EVICTS
-#define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw,
+#define KVL_INDEX_PARAMS global const uint *index_of_layers, ulong ranks_at, uint cells, global float *raw, ulong raw_offset,
 #else
 #define KVL_INDEX_PARAMS
 #endif
@@ -353,9 +353,9 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             kvl_exact_scores(k_rows, h, base, is_sink ? base : max(base, k_all_end), limit, exact_from, q, turn, s, item);
             KVL_BARRIER;
         }
-#if KVL_EVICTS && KVL_RUN != 1
+#if KVL_RUN == 2 || KVL_RUN == 3
         for (uint r = item; r < KVL_NQ; r += KVL_WG)
-            for (uint i = 0; i < limit - base; i++) raw[(ulong)(h * KVL_G + r) * cells + base + i] = s[r * KVL_B + i];
+            for (uint i = 0; i < limit - base; i++) raw[raw_offset + (ulong)(h * KVL_G + r) * cells + base + i] = s[r * KVL_B + i];
 #endif
         for (uint r = item; r < KVL_NQ; r += KVL_WG) {
             const uint see_from = is_sink ? 0 : start[r], see_to = min(end[r], limit);

@@ -1,9 +1,10 @@
-/* evict.cl: one decode step's eviction: scores go on, the tokens of the smallest go, and the last token of the body moves into each hole.
+/* evict.cl: a decode step's eviction, behind its last layer: scores go on, the tokens of the smallest go, and the last token of the body moves
+ * into each hole. One launch for all layers that are alike.
  *
  * A stream that evicts while tokens are decoded (KVL_EVICTS) has, for each of its `cells` places, a position, a score and, with KVL_RANKED
  * (pos=compact), a rank: how many of the tokens it still has are older. Layout in `index`: [H][cells] positions, [H][cells] scores, [H][cells] ranks. Places of
- * the body are in no order; sinks and the exact tail are, so there, and in places that are free, ranks are places. `raw` [H * G][cells] holds the newest query's scores, which
- * attention left there.
+ * the body are in no order; sinks and the exact tail are, so there, and in places that are free, ranks are places. `raw` [L][H * G][cells]
+ * holds the newest query's scores, which attention left there.
  *
  *   KVL_RUN      KVL_RUN_* of kvl_plugin.h: where scores come from        KVL_SHARED   all heads keep the same tokens, by head 0's scores */
 
@@ -16,25 +17,30 @@
 #define KVL_SCORES(h) ((global float *)index + (ulong)(KVL_H + (h)) * cells)
 #define KVL_RANKS(h) (index + (ulong)(2 * KVL_H + (h)) * cells)
 
-#if KVL_RUN == 1
-/* Scores of a prompt's kept tokens, from their rows in the stage; one work-item a kv head and token. */
-kernel void kvl_score_kept(global const ulong *table, ulong table_offset, global uint *index, ulong index_offset, uint cells, global const float *stage,
-                           uint layer, uint parameter, KVL_VIEW_PARAMS)
+#if KVL_RUN == 1 || KVL_RUN == 4
+/* Scores that tokens get when they are stored, from their rows in the stage or from their positions; one work-item a kv head and token. */
+kernel void kvl_score_new(global const ulong *table, ulong table_offset, global uint *index, ulong index_offset, uint cells, global const float *stage,
+                          uint layer, uint parameter, KVL_VIEW_PARAMS)
 {
     table += table_offset;
     index += index_offset;
     const uint h = get_global_id(0), i = get_global_id(1);
     KVL_HEAD_VIEW(h)
     if (i >= n) return;
+#if KVL_RUN == 1
     const global float *row = stage + (ulong)i * q_stride;
-    KVL_SCORES(h)[p0 + i] = kvl_score_stored(row + KVL_QKV_K(h), row + KVL_QKV_V(h), KVL_POSITIONS(h)[p0 + i], (ulong)layer * KVL_H + h, parameter);
+    KVL_SCORES(h)[p0 + i] = kvl_score_stored(row + KVL_QKV_K(h), row + KVL_QKV_V(h));
+#else
+    KVL_SCORES(h)[p0 + i] = kvl_score_position(KVL_POSITIONS(h)[p0 + i], (ulong)layer * KVL_H + h, parameter);
+#endif
 }
 #endif
 
-#if KVL_RUN != 1
-/* Adds the newest query's probabilities of `end` tokens, one row of raw scores, to their scores. part: a number a work-item. */
-void kvl_add_attention(global float *raw, uint end, global float *score, KVL_QS float *part, uint item)
+#if KVL_RUN == 2 || KVL_RUN == 3
+/* Adds the newest query's probabilities of `end` tokens, one row of raw scores, to their scores, or replaces them. part: a number a work-item. */
+void kvl_add_attention(global float *raw, uint end, global float *score, bool replace, KVL_QS float *part, uint item)
 {
+    const float keep = replace ? 0.0f : 1.0f;
     float top = -FLT_MAX, sum = 0.0f;
 #if KVL_VECTORS
     const uint whole = end / 16 * 16;
@@ -50,8 +56,8 @@ void kvl_add_attention(global float *raw, uint end, global float *score, KVL_QS 
     sum = kvl_sum16(sums);
     for (uint i = whole; i < end; i++) sum += raw[i] = exp(raw[i] - top);
     const float inverse = 1.0f / sum;
-    for (uint i = 0; i < whole; i += 16) vstore16(fma(vload16(0, raw + i), inverse, vload16(0, score + i)), 0, score + i);
-    for (uint i = whole; i < end; i++) score[i] = fma(raw[i], inverse, score[i]);
+    for (uint i = 0; i < whole; i += 16) vstore16(fma(vload16(0, raw + i), inverse, keep * vload16(0, score + i)), 0, score + i);
+    for (uint i = whole; i < end; i++) score[i] = fma(raw[i], inverse, keep * score[i]);
 #else
     for (uint i = item; i < end; i += KVL_WG) top = fmax(top, raw[i]);
     part[item] = top;
@@ -63,7 +69,7 @@ void kvl_add_attention(global float *raw, uint end, global float *score, KVL_QS 
     KVL_BARRIER;
     float total = 0.0f;
     for (uint i = 0; i < KVL_WG; i++) total += part[i];
-    for (uint i = item; i < end; i += KVL_WG) score[i] = fma(raw[i], 1.0f / total, score[i]);
+    for (uint i = item; i < end; i += KVL_WG) score[i] = fma(raw[i], 1.0f / total, keep * score[i]);
     KVL_BARRIER;
 #endif
 }
@@ -81,6 +87,30 @@ uint kvl_find_victim(const global float *score, const global uint *position, uin
 {
     float worst = 0.0f;
     uint found = to;
+#if KVL_VECTORS
+    uint16 found16 = to, position16 = 0;
+    float16 worst16 = INFINITY;
+    const uint16 lane = (uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; from + 16 <= to; from += 16) {
+        const uint16 p = vload16(0, position + from);
+        float16 s = vload16(0, score + from);
+        s = select(s, (float16)-INFINITY, isnan(s));
+        s = select(s, (float16)FLT_MAX, p < first || p >= newest_from);
+        const int16 sooner = s < worst16 || (s == worst16 && p > position16);
+        worst16 = select(worst16, s, sooner);
+        position16 = select(position16, p, sooner);
+        found16 = select(found16, from + lane, sooner);
+    }
+    float best[16];
+    uint at16[16];
+    vstore16(worst16, 0, best);
+    vstore16(found16, 0, at16);
+    for (uint i = 0; i < 16; i++) {
+        if (at16[i] == to || (found != to && !kvl_goes_first(best[i], worst, position[at16[i]], position[found]))) continue;
+        found = at16[i];
+        worst = best[i];
+    }
+#endif
     for (uint i = from + item; i < to; i += KVL_WG) {
         const bool stays = position[i] < first || position[i] >= newest_from;
         const float s = stays ? FLT_MAX : isnan(score[i]) ? -INFINITY : score[i];
@@ -115,14 +145,16 @@ void kvl_move_token(KVL_SLAB_PARAMS, global const ulong *table, uint h, uint to,
                    b % KVL_V_P);
 }
 
-/* Step 6 and 7 of a layer after its newest token, at position p0, has been attended by: one work-group a kv head, or one in all where they share.
- * Heads are left with `target` tokens, or what cannot go: sinks and the exact tail. */
+/* Steps 6 and 7 after the newest token, at position p0, has been attended by, of layers from `layer` on: one work-group a layer and kv head, or one a
+ * layer where the heads share. Heads are left with `target` tokens, or what cannot go: sinks and the exact tail. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint *index, ulong index_offset, uint cells, global float *raw,
-          global const float *stage, uint layer, uint target, uint first, uint newest, uint parameter, KVL_VIEW_PARAMS)
+          ulong raw_offset, uint layer, uint target, uint first, uint newest, uint parameter, KVL_VIEW_PARAMS)
 {
-    table += table_offset;
-    index += index_offset;
+    const uint l = get_global_id(1);
+    table += table_offset + (ulong)l * KVL_H * (k_slots + v_slots + 2);
+    index += index_offset + (ulong)l * (2 + KVL_RANKED) * KVL_H * cells;
+    raw += raw_offset + (ulong)l * KVL_H * KVL_G * cells;
     const uint item = get_local_id(0), h0 = KVL_SHARED ? 0 : get_group_id(0), h1 = KVL_SHARED ? KVL_H : h0 + 1, newest_position = p0;
     KVL_QS float part[KVL_WG];
     KVL_QS uint at[KVL_WG];
@@ -137,19 +169,16 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
             if (p0 < sink) KVL_POSITIONS(h)[p0] = newest_position;
             if (k_sealed > was_sealed) KVL_POSITIONS(h)[k_sealed - 1] = newest_position - (end - k_sealed);
         }
-#if KVL_RUN == 1
-        score[p0] = kvl_score_stored(stage + KVL_QKV_K(h0), stage + KVL_QKV_V(h0), newest_position, (ulong)layer * KVL_H + h0, parameter);
-#else
+#if KVL_RUN == 2
         score[p0] = 0.0f;
+#elif KVL_RUN == 4
+        score[p0] = kvl_score_position(newest_position, (ulong)(layer + l) * KVL_H + h0, parameter);
 #endif
     }
     KVL_BARRIER;
-#if KVL_RUN == 3
-    for (uint i = item; i < end; i += KVL_WG) score[i] = 0.0f;
-    KVL_BARRIER;
-#endif
-#if KVL_RUN != 1
-    for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++) kvl_add_attention(raw + (ulong)r * cells, end, score, part, item);
+#if KVL_RUN == 2 || KVL_RUN == 3
+    for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++)
+        kvl_add_attention(raw + (ulong)r * cells, end, score, KVL_RUN == 3 && r == h0 * KVL_G, part, item);
 #endif
 
     const uint gone = min(end > target ? end - target : 0, k_sealed - sink), newest_from = newest_position + 1 > newest ? newest_position + 1 - newest : 0;

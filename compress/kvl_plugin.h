@@ -216,14 +216,15 @@ struct kvl_score_input {
 enum {
     KVL_RUN_STORED = 1, /* found once, when the token is stored, of its exact key and value: kvl_score_stored() of the device source */
     KVL_RUN_SUM = 2,    /* attention it got from all queries since it came, summed over the query heads of its kv head */
-    KVL_RUN_NEWEST = 3  /* attention it gets from the newest query */
+    KVL_RUN_NEWEST = 3, /* attention it gets from the newest query */
+    KVL_RUN_POSITION = 4 /* found once, of its position: kvl_score_position() of the device source */
 };
 
 struct kvl_score_running { /* the host sets struct_size and zeroes the rest */
     uint32_t struct_size, source;
     uint32_t is_shared;   /* of attention: summed over all heads, so that all keep the same tokens */
     uint32_t first, newest; /* so many first and newest tokens stay */
-    uint32_t parameter;   /* handed to kvl_score_stored() */
+    uint32_t parameter;   /* handed to kvl_score_position() */
 };
 
 struct kvl_score {

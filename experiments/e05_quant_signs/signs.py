@@ -238,6 +238,7 @@ def draw(args):
     right.set_xlabel("MiB resident at 4096 tokens (keys | values)")
     right.set_ylabel("KLD to f16, nats a token (error: windows)")
     right.grid(alpha=0.3)
+    figure.supxlabel("experiments/e05_quant_signs/signs.py --figure", fontsize=7, family="monospace")
     figure.savefig(args.out / "signs.svg", metadata={"Date": None})
 
 

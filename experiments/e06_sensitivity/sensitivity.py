@@ -94,8 +94,9 @@ def measured(args):
 def spec_of(wide):
     """4 bits for the (layer, side) pairs in `wide`, 2 for the others."""
     def words(layer):
-        return " ".join(f"{side}={CODEC.format(4)}" for side in "kv" if (layer, side) in wide)
-    text, start = f"k={CODEC.format(2)} v={CODEC.format(2)}", 0
+        found = "".join(side for side in "kv" if (layer, side) in wide)
+        return found and f"{found}={CODEC.format(4)}"
+    text, start = CODEC.format(2), 0
     for same, layers in itertools.groupby(range(LAYERS), words):
         n = len(list(layers))
         text += f" @{start}-{start + n - 1} {same}" if same else ""
@@ -111,7 +112,7 @@ def choose(rows):
     pairs = sorted(gain, key=gain.get, reverse=True)  # every step costs the same bytes: the greedy choice is the largest gains
     layers = sorted(by_layer, key=by_layer.get, reverse=True)[:LAYERS // 2]
     four, two = CODEC.format(4), CODEC.format(2)
-    return {"3 bits everywhere": f"k={CODEC.format(3)} v={CODEC.format(3)}", "mix of layers and sides": spec_of(set(pairs[:LAYERS])),
+    return {"3 bits everywhere": CODEC.format(3), "mix of layers and sides": spec_of(set(pairs[:LAYERS])),
             "mix of layers": spec_of({(layer, side) for layer in layers for side in "kv"}), "keys 4, values 2": f"k={four} v={two}",
             "keys 2, values 4": f"k={two} v={four}", "the first mix, turned round": spec_of(set(pairs[LAYERS:]))}
 
@@ -176,6 +177,7 @@ def figure(args):
     axes.set_xticks(range(LAYERS))
     axes.set_xlabel("the only layer that is coded; in the cells KLD to f16 in thousandths of a nat a token (2 windows: exploratory)")
     drawing.colorbar(image, label="KLD, nats a token")
+    drawing.supxlabel("experiments/e06_sensitivity/sensitivity.py figure", fontsize=7, family="monospace")
     drawing.savefig(here / "sensitivity.svg", metadata={"Date": None})
 
 

@@ -13,7 +13,7 @@ struct layer_kernels {
     struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
     struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
-    struct kvl_kernel *evict, *score_kept;   /* where tokens go while others are decoded; the second where scores are of what is stored */
+    struct kvl_kernel *evict, *score_new;    /* where tokens go while others are decoded; the second where scores come when tokens are stored */
 };
 
 struct kvl_cache {
@@ -77,6 +77,12 @@ done:
     return status;
 }
 
+/* Whether tokens get their scores when they are stored. */
+static bool scores_once(const struct kvl_layer_plan *layer)
+{
+    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
+}
+
 static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
 {
     kvl_status status = KVL_OK;
@@ -85,7 +91,7 @@ static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
     struct kvl_program *program = NULL;
     if (k->evict != NULL) return KVL_OK;
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
-    if (layer->running.source == KVL_RUN_STORED) KVL_TRY(kvl_kernel_get(program, "kvl_score_kept", &k->score_kept));
+    if (scores_once(layer)) KVL_TRY(kvl_kernel_get(program, "kvl_score_new", &k->score_new));
     KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
 done:
     return status;
@@ -147,7 +153,7 @@ done:
     return status;
 }
 
-static uint32_t slab_count(const struct kvl_cache *cache) { return cache->plan.evicts ? cache->plan.dims.n_layer : cache->plan.n_slabs; }
+static uint32_t slab_count(const struct kvl_cache *cache) { return kvl_pages_by_layer(&cache->plan) ? cache->plan.dims.n_layer : cache->plan.n_slabs; }
 
 static kvl_status allocate(struct kvl_cache *cache)
 {
@@ -155,7 +161,7 @@ static kvl_status allocate(struct kvl_cache *cache)
     struct kvl_cache_plan *plan = &cache->plan;
     struct kvl_device *device = cache->device;
     KVL_TRY(kvl_alloc(&cache->slab, slab_count(cache), sizeof *cache->slab));
-    for (uint32_t i = 0; i < plan->n_slabs && !plan->evicts; i++)
+    for (uint32_t i = 0; i < plan->n_slabs && !kvl_pages_by_layer(plan); i++)
         KVL_TRY(kvl_buffer_new(device, "kv pages", -1, KVL_MEM_SLACK, plan->slab_bytes[i], true, &cache->slab[i]));
     KVL_TRY(kvl_buffer_new(device, "page table", -1, KVL_MEM_INDEX, plan->table_bytes, false, &cache->table));
     KVL_TRY(kvl_buffer_write(cache->table, 0, plan->table_bytes, plan->page_address));
@@ -223,7 +229,8 @@ void kvl_cache_reset(struct kvl_cache *cache)
     cache->reads = (struct kvl_cache_reads){0};
     cache->peak_bytes = 0;
     memset(cache->lost, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost);
-    for (uint32_t i = 0; cache->plan.evicts && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
+    cache->n_prompt = 0;
+    for (uint32_t i = 0; kvl_pages_by_layer(&cache->plan) && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++) cache->sealed[l][s] = cache->plan.layer[l].sink;
 }
@@ -265,7 +272,7 @@ static void push(struct call *call, struct kvl_arg arg) { call->arg[call->n++] =
 
 static void push_slabs(struct call *call, const struct kvl_cache *cache, uint32_t l)
 {
-    struct kvl_buffer **slab = cache->plan.evicts ? &cache->slab[l] : cache->slab;
+    struct kvl_buffer **slab = kvl_pages_by_layer(&cache->plan) ? &cache->slab[l] : cache->slab;
     for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(slab[i]));
 }
 
@@ -536,6 +543,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
         push(&call, KVL_U32(layer->cells));
         push(&call, KVL_BUF(cache->raw));
+        push(&call, KVL_U64(layer->raw_offset));
     }
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
@@ -603,36 +611,95 @@ static uint32_t lost_of_step(const struct kvl_cache *cache, uint32_t l, uint32_t
     return min_u32(end > target ? end - target : 0, sealed - layer->sink);
 }
 
-/* The newest token's score and those it changes; then what is too much goes. The heads' own counts follow in advance(). */
-static kvl_status evict(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *stage)
+/* Scores that the next n tokens of each head get as they are stored; a position's alone comes with the eviction of a step. */
+static kvl_status score_new(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct call call = {0};
+    if (!scores_once(layer) || (cache->n_prompt != 0 && layer->running.source == KVL_RUN_POSITION)) return KVL_OK;
+    KVL_TRY(need_evict(cache, l));
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->index));
+    push(&call, KVL_U64(layer->index_offset));
+    push(&call, KVL_U32(layer->cells));
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U32(l));
+    push(&call, KVL_U32(layer->running.parameter));
+    push_view(&call, cache, l, n, 1);
+    KVL_TRY(launch(cache, cache->kernels[l].score_new, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+done:
+    return status;
+}
+
+/* What a layer is to do at this step; layers that do the same share a launch. */
+struct eviction {
+    struct kvl_kernel *kernel; /* NULL: nothing */
+    uint32_t target, first, newest, parameter, cells, slots[KVL_SIDES];
+};
+
+static kvl_status eviction_of(struct kvl_cache *cache, uint32_t l, struct eviction *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct kvl_score_running running = {.struct_size = sizeof running};
-    struct call call = {0};
-    uint32_t target;
+    *out = (struct eviction){0};
     if (layer->cells == 0) return KVL_OK;
     KVL_TRY(need_evict(cache, l));
-    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target));
-    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, target, &running) != 0)
+    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &out->target));
+    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, out->target, &running) != 0)
         return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", layer->score->head.name);
+    *out = (struct eviction){cache->kernels[l].evict, out->target, running.first, running.newest, running.parameter, layer->cells,
+                             {layer->side[KVL_SIDE_K].slots, layer->side[KVL_SIDE_V].slots}};
+done:
+    return status;
+}
+
+static bool same_eviction(const struct eviction *a, const struct eviction *b)
+{
+    return a->kernel == b->kernel && a->target == b->target && a->first == b->first && a->newest == b->newest && a->parameter == b->parameter &&
+           a->cells == b->cells && memcmp(a->slots, b->slots, sizeof a->slots) == 0;
+}
+
+/* Layers l .. l + n - 1: scores go on, and what is too much goes. The heads' own counts follow in advance(). */
+static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, const struct eviction *what)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
     push(&call, KVL_BUF(cache->index));
     push(&call, KVL_U64(layer->index_offset));
     push(&call, KVL_U32(layer->cells));
     push(&call, KVL_BUF(cache->raw));
-    push(&call, KVL_BUF(stage));
+    push(&call, KVL_U64(layer->raw_offset));
     push(&call, KVL_U32(l));
-    push(&call, KVL_U32(target));
-    push(&call, KVL_U32(running.first));
-    push(&call, KVL_U32(running.newest));
-    push(&call, KVL_U32(running.parameter));
+    push(&call, KVL_U32(what->target));
+    push(&call, KVL_U32(what->first));
+    push(&call, KVL_U32(what->newest));
+    push(&call, KVL_U32(what->parameter));
     push_view(&call, cache, l, 1, 1);
-    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
-    const struct kvl_work work = {.bytes = (uint64_t)longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
-    KVL_TRY(launch(cache, cache->kernels[l].evict, groups * group, 1, 1, group, work, &call));
+    const struct kvl_work work = {.bytes = (uint64_t)n * longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
+    return launch(cache, what->kernel, groups * group, n, 1, group, work, &call);
+}
+
+/* Behind the last layer. */
+static kvl_status evict_all(struct kvl_cache *cache)
+{
+    kvl_status status = KVL_OK;
+    struct eviction what, next;
+    if (!cache->plan.evicts_decoding) return KVL_OK;
+    KVL_TRY(eviction_of(cache, 0, &what));
+    for (uint32_t l = 0, end = 1; l < cache->plan.dims.n_layer; l = end++, what = next) {
+        next = (struct eviction){0};
+        for (; end < cache->plan.dims.n_layer; end++) {
+            KVL_TRY(eviction_of(cache, end, &next));
+            if (!same_eviction(&what, &next)) break;
+        }
+        if (what.kernel != NULL) KVL_TRY(evict_layers(cache, l, end - l, &what));
+    }
 done:
     return status;
 }
@@ -647,8 +714,8 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
-    if (cache->plan.evicts && cache->slab[layer] == NULL)
-        return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt: layer %u has none yet", layer);
+    if (cache->plan.evicts && cache->n_prompt == 0)
+        return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
     KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
@@ -658,7 +725,8 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(evict(cache, layer, stage));        /* 6, 7 of tokens that go while others are decoded: of those that are sealed */
+    KVL_TRY(score_new(cache, layer, n, stage));  /* 6, 7 of tokens that go while others are decoded */
+    if (layer + 1 == cache->plan.dims.n_layer) KVL_TRY(evict_all(cache));
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
     return status;
@@ -728,6 +796,18 @@ kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kern
 
 /* ---- a prompt that was compressed ---- */
 
+/* Heads' entries behind the page table while a prompt's tokens are stored. */
+static void limit_heads(struct kvl_cache *cache, uint32_t l, const uint32_t *count)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = layer->n_stream;
+    uint64_t *entry = cache->plan.page_address + layer->table_offset + (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
+    for (uint32_t h = 0; h < heads; h++) {
+        entry[h] = (uint64_t)count[h] << 32;
+        if (layer->cells != 0) entry[heads + h] = 0;
+    }
+}
+
 /* Pages for the tokens that heads keep and those that may follow, one after the other in a buffer of their own. */
 static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_t *count, uint32_t room)
 {
@@ -739,17 +819,13 @@ static kvl_status place_layer(struct kvl_cache *cache, uint32_t l, const uint32_
         for (uint32_t h = 0; h < layer->n_stream; h++, entry += layer->side[s].slots) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t body = kvl_sealed_end(layer, side, count[h] + room) - layer->sink;
-            const uint32_t pages = min_u32((body + side->dims.page_tokens - 1) / side->dims.page_tokens, side->slots);
+            const uint32_t pages = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
             bytes = (bytes + side->alignment - 1) / side->alignment * side->alignment;
             for (uint32_t i = 0; i < side->slots; i++) {
                 entry[i] = i < pages ? bytes : 0;
                 bytes += i < pages ? side->page_bytes : 0;
             }
         }
-    for (uint32_t h = 0; h < layer->n_stream; h++) {
-        entry[h] = (uint64_t)count[h] << 32;
-        if (layer->cells != 0) entry[layer->n_stream + h] = 0;
-    }
     if (bytes == 0) bytes = layer->side[KVL_SIDE_K].page_bytes; /* kernels get a buffer in any case */
     kvl_buffer_free(&cache->slab[l]);
     KVL_TRY(kvl_buffer_new(cache->device, "kv pages", (int)l, KVL_MEM_SLACK, bytes, true, &cache->slab[l]));
@@ -789,35 +865,15 @@ done:
     return status;
 }
 
-/* Scores of the next n tokens of each head that stay, from their rows in the stage. */
-static kvl_status score_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage)
-{
-    kvl_status status = KVL_OK;
-    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    struct call call = {0};
-    if (layer->running.source != KVL_RUN_STORED) return KVL_OK;
-    KVL_TRY(need_evict(cache, l));
-    push_table(&call, cache, l);
-    push(&call, KVL_BUF(cache->index));
-    push(&call, KVL_U64(layer->index_offset));
-    push(&call, KVL_U32(layer->cells));
-    push(&call, KVL_BUF(stage));
-    push(&call, KVL_U32(l));
-    push(&call, KVL_U32(layer->running.parameter));
-    push_view(&call, cache, l, n, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].score_kept, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
-done:
-    return status;
-}
-
 kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_token, const uint32_t *count, const uint32_t *token, const float *sum)
 {
     kvl_status status = KVL_OK;
     assert(cache->plan.evicts && n_token <= cache->plan.config.n_ctx);
-    cache->position = 0;
+    cache->position = cache->n_prompt = 0;
     memset(cache->lost + (size_t)l * cache->plan.dims.n_kv_head, 0, cache->plan.dims.n_kv_head * sizeof *cache->lost);
     KVL_TRY(need_store(cache, l));
-    KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    if (kvl_pages_by_layer(&cache->plan)) KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    limit_heads(cache, l, count);
     KVL_TRY(write_table(cache, l));
     KVL_TRY(write_index(cache, l, count, token, sum));
 done:
@@ -855,7 +911,7 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, none, rows));
     KVL_TRY(keep_exact(cache, l, n, rows));
-    KVL_TRY(score_kept(cache, l, n, stage));
+    KVL_TRY(score_new(cache, l, n, stage));
     cache->position += n;
 done:
     return status;
@@ -1041,5 +1097,5 @@ kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     if (page >= slots || head >= layer->n_stream) return kvl_fail(KVL_E_USAGE, "page %u of head %u: there are %u pages", page, head, slots);
     const uint64_t before = side == KVL_SIDE_K ? 0 : (uint64_t)layer->n_stream * k_slots;
     const uint64_t address = cache->plan.page_address[layer->table_offset + before + (uint64_t)head * slots + page];
-    return kvl_buffer_read(cache->slab[cache->plan.evicts ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
+    return kvl_buffer_read(cache->slab[kvl_pages_by_layer(&cache->plan) ? l : address >> 56], address & 0xffffffffffffffu, layer->side[side].page_bytes, bytes);
 }

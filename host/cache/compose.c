@@ -105,6 +105,11 @@ done:
     return status;
 }
 
+static bool scores_new_tokens(const struct kvl_layer_plan *layer)
+{
+    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
+}
+
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
                        struct kvl_compose_target target, struct kvl_composition *out)
 {
@@ -121,7 +126,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
-        {"score", layer->running.source == KVL_RUN_STORED && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
+        {"score", scores_new_tokens(layer) && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

@@ -370,8 +370,8 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
         if (layer->cells != 0) plan->n_entries += layer->n_stream;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
-    plan->n_slabs = plan->evicts; /* a layer's kernels get the layer's own pages */
-    if (plan->evicts) goto done;
+    plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
+    if (kvl_pages_by_layer(plan)) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
             for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
@@ -382,16 +382,17 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, cells = 0;
+    uint64_t numbers = 0, scores = 0;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
-        if (layer->cells > cells) cells = layer->cells;
+        layer->raw_offset = scores;
+        scores += (uint64_t)plan->dims.n_head * layer->cells;
     }
-    plan->evicts_decoding = cells != 0;
+    plan->evicts_decoding = scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
-    plan->raw_bytes = plan->dims.n_head * cells * sizeof(float);
+    plan->raw_bytes = scores * sizeof(float);
 }
 
 /* The side before (layer l, side s) with the same rotation; itself if there is none. */
@@ -455,6 +456,8 @@ static void sum_bytes(struct kvl_cache_plan *plan)
     plan_scratch(plan);
 }
 
+bool kvl_pages_by_layer(const struct kvl_cache_plan *plan) { return plan->evicts && !plan->evicts_decoding; }
+
 uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx)
 {
     uint32_t most = 0;
@@ -479,8 +482,8 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
         for (int s = 0; s < kvl_sides(dims); s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint64_t pages =
-                layer->cells != 0 ? side->slots : round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
-            plan->resident_bytes += layer->n_stream * (pages < side->slots ? pages : side->slots) * side->page_bytes;
+                round_up(layer->kept, side->dims.page_tokens) / side->dims.page_tokens + (spec->n_keep != 0 && !layer->slides);
+            if (kvl_pages_by_layer(plan)) plan->resident_bytes += layer->n_stream * (pages < side->slots ? pages : side->slots) * side->page_bytes;
         }
     }
     const uint32_t most = kvl_rope_positions(plan->config.spec, dims->n_layer, plan->config.n_ctx);
@@ -536,9 +539,9 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         const uint32_t n = positions_of(out, &out->layer[l]);
         if (n > out->n_position) out->n_position = n;
     }
+    place_index(out);
     KVL_TRY(place_all(out));
     place_tables(out);
-    place_index(out);
     sum_bytes(out);
     if (out->evicts) KVL_TRY(bound_pages(out));
     KVL_TRY(check_exact_rows(out));

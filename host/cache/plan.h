@@ -78,7 +78,7 @@ struct kvl_layer_plan {
     const struct kvl_score *score;   /* where tokens go while others are decoded: their score and what it said of itself; else NULL and {0} */
     struct kvl_score_running running;
     uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
-    uint64_t index_offset;           /* of them in the token index, numbers */
+    uint64_t index_offset, raw_offset; /* of them in the token index, of its queries' scores in `raw`: numbers */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -97,9 +97,9 @@ struct kvl_cache_plan {
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
-    uint64_t index_bytes, raw_bytes; /* token index (class index); newest query's scores, shared by the layers (scratch) */
+    uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
     bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
-                                        it); pages come with the counts */
+                                        it) */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -127,6 +127,9 @@ void kvl_cache_plan_free(struct kvl_cache_plan *plan);
 
 /* Tokens the cache really takes at once: config.ubatch, less under P1 with a window (where the result does not depend on it). */
 uint32_t kvl_cache_ubatch(const struct kvl_cache_config *config);
+
+/* Whether a layer's pages come when a prompt's counts are known: of caches that evict, but not while decoding, which bounds them beforehand. */
+bool kvl_pages_by_layer(const struct kvl_cache_plan *plan);
 
 /* Tokens a layer is to keep of `n_token` seen, the first n_prompt of which were the prompt; UINT32_MAX: none goes at this step. */
 kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_token, uint32_t n_prompt, uint32_t *target);

@@ -969,6 +969,13 @@ kvl_status kvl_spec_resolved(const struct kvl_spec *spec, struct kvl_text *out)
     return status;
 }
 
+bool kvl_spec_compact(const struct kvl_spec *spec)
+{
+    bool compact = spec->base.pos == KVL_POS_COMPACT;
+    for (size_t i = 0; i < spec->n_overrides; i++) compact = compact && spec->override[i].entry.pos == KVL_POS_COMPACT;
+    return compact;
+}
+
 bool kvl_spec_windowed(const struct kvl_spec *spec)
 {
     bool windowed = spec->base.window != 0;

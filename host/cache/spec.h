@@ -68,9 +68,10 @@ struct kvl_stream_record {
 kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out);
 /* Whether a projection stands in front of a codec. */
 bool kvl_spec_projects(const struct kvl_layer_spec *entry);
-/* Whether any layer slides; whether any evicts. */
+/* Whether any layer slides; whether any evicts; whether all count positions inside the cache, so that its plan may bound them. */
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
+bool kvl_spec_compact(const struct kvl_spec *spec);
 /* Of the codecs that learn their table from each prompt, the name of one that is not given a table; NULL if there is none. */
 const char *kvl_spec_learner(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */

@@ -127,7 +127,7 @@ static kvl_status check_length(const struct generation *g, size_t n_prompt)
     const uint64_t limit = g->rig.model->dims.n_ctx_train, wanted = n_prompt + (uint64_t)g->args->n - 1;
     if (wanted > UINT32_MAX / 2)
         return kvl_fail(KVL_E_USAGE, "%llu tokens are more than a session can hold", (unsigned long long)wanted);
-    if (wanted <= limit || g->args->allow_long) return KVL_OK;
+    if (wanted <= limit || g->args->allow_long || kvl_spec_compact(g->spec)) return KVL_OK; /* of a compact cache the session knows its positions */
     return kvl_fail(
         KVL_E_USAGE,
         "the prompt's %zu tokens and -n %lld need %llu positions, the model was trained on %llu; shorten one of them, or "

@@ -73,9 +73,11 @@ kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text 
     if (c->protocol == KVL_P3_PREFILL_EXACT && (c->context == 0 || c->context + 1 >= c->n_ctx))
         return kvl_fail(KVL_E_USAGE, "compress-then-score of %u tokens of context and %d scored: it wants at least 1 and 2", c->context,
                         (int)(c->n_ctx - c->context));
+    if (c->measure_loss && (c->protocol != KVL_P3_PREFILL_EXACT || !kvl_spec_evicts(c->spec)))
+        return kvl_fail(KVL_E_USAGE, "--loss measures what evictions cost, and this run has none: it wants keep= in --kv and --protocol compress-then-score");
     if (c->n_ctx < KVL_EVAL_MIN_CTX)
         return kvl_fail(KVL_E_USAGE, "-c %u: a window needs at least %d tokens", c->n_ctx, KVL_EVAL_MIN_CTX);
-    if (c->n_ctx > limit && !c->allow_long)
+    if (c->n_ctx > limit && !c->allow_long && !kvl_spec_compact(c->spec)) /* of a compact cache the session knows its positions */
         return kvl_fail(KVL_E_USAGE, "-c %u: the model was trained on %u positions; use -c %u or less, or --allow-long", c->n_ctx,
                         limit, limit);
     const uint64_t found = text->n / c->n_ctx;

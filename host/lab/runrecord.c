@@ -6,6 +6,7 @@
 #include "mla.h"
 #include "plan.h"
 #include "select.h"
+#include "stats.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ struct kvl_record {
     uint64_t start_ns;
     int steps, table, kernels, evictions, positions; /* table numbers */
     uint64_t n_evictions, n_kept;               /* evictions, and kept positions in their table */
+    struct kvl_moments mass_lost, output_error; /* over evictions, layers and heads */
 };
 
 /* ---- tables ---- */
@@ -57,7 +59,7 @@ static const struct kvl_column eviction_columns[] = {
     {"layer", "1", "layer", KVL_COL_U64},
     {"head", "1", "kv head", KVL_COL_U64},
     {"source", "1", "what the score read: exact = full precision, at the end of a prompt; append = a token's exact key and value when it was "
-                    "stored; used = the probabilities that attention used", KVL_COL_TEXT, 8},
+                    "stored; position = nothing but the token's position; used = the probabilities that attention used", KVL_COL_TEXT, 8},
     {"target", "1", "the layer's budget: tokens a head on average", KVL_COL_U64},
     {"kept", "1", "tokens that the head keeps", KVL_COL_U64},
     {"first", "1", "row of evictions/positions where its positions begin", KVL_COL_U64},
@@ -364,6 +366,11 @@ static kvl_status put_held(struct kvl_record *r, const struct held *held)
         {.u64 = r->n_evictions}, {.u64 = held->seen},   {.u64 = held->layer}, {.u64 = held->head},      {.text = held->source},
         {.u64 = held->target},   {.u64 = held->n},      {.u64 = r->n_kept},   {.f64 = held->mass_lost}, {.f64 = held->output_error},
     };
+    if (!isnan(held->mass_lost)) {
+        kvl_moments_add(&r->mass_lost, held->mass_lost);
+        kvl_moments_add(&r->output_error, held->output_error);
+    }
+    if (!r->file) return KVL_OK;
     KVL_TRY(kvl_runfile_row(r->file, r->evictions, cells));
     for (uint64_t i = 0; i < held->n; i++, r->n_kept++)
         KVL_TRY(kvl_runfile_row(r->file, r->positions, &(union kvl_cell){.u64 = held->position[i]}));
@@ -374,7 +381,7 @@ done:
 kvl_status kvl_record_eviction(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
-    if (!r->file || !kvl_spec_evicts(r->config.spec)) return KVL_OK;
+    if (!kvl_spec_evicts(r->config.spec)) return KVL_OK;
     for (uint32_t l = 0; l < r->config.model->dims.n_layer; l++) {
         const struct kvl_selection *kept = kvl_session_kept(session, l);
         for (uint32_t h = 0; kept != NULL && h < kept->n_kv_head; h++) {
@@ -396,7 +403,8 @@ static int by_position(const void *a, const void *b)
 
 static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position)
 {
-    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used"};
+    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used",
+                                         [KVL_RUN_POSITION] = "position"};
     kvl_status status = KVL_OK;
     struct kvl_cache *cache = kvl_session_cache(session);
     const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
@@ -565,11 +573,21 @@ static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[C
     memcpy(facts, all, sizeof all);
 }
 
+/* Means of what evictions cost, if that was measured; their number. */
+enum { LOSS_FACTS = 2 };
+static size_t loss_facts(const struct kvl_record *r, struct kvl_fact facts[LOSS_FACTS])
+{
+    facts[0] = (struct kvl_fact){"mass_lost", r->mass_lost.mean};
+    facts[1] = (struct kvl_fact){"output_error", r->output_error.mean};
+    return r->mass_lost.n > 0 ? LOSS_FACTS : 0;
+}
+
 kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
     struct kvl_fact facts[CACHE_FACTS];
     struct kvl_cache_counts counts;
+    struct kvl_fact losses[LOSS_FACTS];
     KVL_TRY(kvl_session_bytes(session, &r->bytes));
     KVL_TRY(kvl_cache_counts(kvl_session_cache(session), &counts));
     if (counts.nonfinite)
@@ -578,6 +596,7 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
     if (!r->file) return KVL_OK;
     KVL_TRY(kvl_runfile_integer(r->file, "/quality", "nonfinite_inputs", counts.nonfinite));
     KVL_TRY(kvl_runfile_integer(r->file, "/quality", "outlier_overflow", counts.overflow));
+    KVL_TRY(put_facts(r->file, "/quality", losses, loss_facts(r, losses)));
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
     KVL_TRY(put_plan(r));
@@ -675,7 +694,7 @@ kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
         {"model", r->config.model->name},
         {"protocol", kvl_protocol_name[r->config.protocol]},
     };
-    struct kvl_fact facts[1 + CACHE_FACTS] = {{"ubatch", r->config.ubatch, true}};
+    struct kvl_fact facts[1 + CACHE_FACTS] = {{"ubatch", r->config.ubatch, true}}, losses[LOSS_FACTS];
     cache_facts(&r->bytes, facts + 1);
     for (size_t i = 0; i < COUNT(texts); i++)
         if (texts[i].value && !cJSON_AddStringToObject(object, texts[i].name, texts[i].value))
@@ -683,7 +702,8 @@ kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
     if (!(r->file ? cJSON_AddStringToObject(object, "run_file", kvl_runfile_path(r->file))
                   : cJSON_AddNullToObject(object, "run_file")))
         return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
-    return kvl_json_facts(object, facts, 1 + COMMON_BYTES);
+    const kvl_status status = kvl_json_facts(object, facts, 1 + COMMON_BYTES);
+    return status == KVL_OK ? kvl_json_facts(object, losses, loss_facts(r, losses)) : status;
 }
 
 kvl_status kvl_json_print(const cJSON *object)
@@ -707,4 +727,6 @@ void kvl_record_print(const struct kvl_record *r)
     printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB\n",
            (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
            (double)r->bytes.peak * mib);
+    if (r->mass_lost.n > 0)
+        printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
 }

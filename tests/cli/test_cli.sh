@@ -23,7 +23,7 @@ expect() {
 
 # ---- the commands, and help of each ----
 mapfile -t commands < <("$kvlab" --help | sed -n '/^commands/,/^$/s/^  \([a-z]\+\( [a-z]\+\)\?\)  .*/\1/p')
-for name in devices plan plugins check tokenize generate "eval ppl" "eval kld" bench "log show" "log repair" completion help; do
+for name in devices plan plugins check tokenize generate "eval ppl" "eval kld" "eval stream" bench "log show" "log repair" completion help; do
     [[ " $(printf '%s, ' "${commands[@]}")" == *" $name, "* ]] || fail "kvlab --help does not list \"$name\""
 done
 expect 0 "kvlab [0-9]*.[0-9]*.[0-9]*" --version

@@ -6,7 +6,7 @@ table=$(sed -n '/<!-- plugins:begin -->/,/<!-- plugins:end -->/p' "$root/compres
 printed=$("$program" plugins --md) || fail "plugins --md"
 [ -n "$table" ] || fail "compress/README.md has no table between the markers plugins:begin and plugins:end"
 diff <(echo "$table") <(echo "$printed") || fail "the table of compress/README.md is stale: run scripts/make_compress_readme.py"
-grep -q '^streaming-llm  *sink=4 window=1020$' <("$program" plugins) || fail "plugins does not list the presets"
+grep -q '^streaming-llm  *sink=4 window=1020 pos=compact$' <("$program" plugins) || fail "plugins does not list the presets"
 grep -q '^# int8, int4, int3, int2: ' <("$program" plugins int4) || fail "plugins int4 does not print the method card"
 grep -q 'group .*0 to 65536; default 0' <("$program" plugins int4) || fail "plugins int4 does not print the options"
 message=$("$program" plugins int5 2>&1 >/dev/null) && fail "plugins int5 succeeded"

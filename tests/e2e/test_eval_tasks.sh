@@ -38,6 +38,8 @@ refused '"63" is not a whole number from 64' needle -f text --question seen --le
 refused "head, needle and question alone have" needle -f text --question seen --length 150
 refused "one window of 1664" recall -f text --context 1600
 refused "--context" continuation -f text --context 0
+refused "--loss measures" recall -f text --context 96 --span 8 --loss
+refused "--loss measures" ppl -f text -c 64 --loss
 refused "layer" recall -f text --context 96 --span 8 --kv "keep=knorm budget=layers(kept=0.5,share=1:2)"
 
 # --- recall: what is kept of everything is everything, and rows give the cells ---
@@ -115,9 +117,9 @@ open("witness", "wb").write(bytes(int(t) for t in tokens.split(",")))
 PYTHON
 for keep in oracle "kvzip(chunk=40,lead=4,sink=2)"; do
     "$program" eval ppl -m "$model" -f witness --protocol p3 --context 96 --score 44 --chunks 1 --exact --loss --kv "f32 keep=$keep budget=uniform(tokens=24)" \
-        -o witness.h5 >/dev/null 2>&1
+        -o witness.h5 --json >witness.json 2>/dev/null
     python3 - "$answers" "${keep%%(*}" <<'PYTHON' || fail "evictions of $keep"
-import re, sys, h5py, numpy as np
+import json, re, sys, h5py, numpy as np
 text, name = open(sys.argv[1]).read(), sys.argv[2]
 def answer(what):
     body = re.search(rf"{name}_{what}(\[\w+\])+ = {{(.*?)}};", text, re.S).group(2)
@@ -130,6 +132,9 @@ assert "".join(c.decode() for c in np.asarray(e["source"][0]).ravel()).rstrip("\
 assert (e["first"][:] == np.arange(6) * 24).all() and (position == answer("kept")).all(), "kept positions"
 assert abs(e["mass_lost"][:] - answer("mass_lost")).max() < 1e-5 and abs(e["output_error"][:] - answer("output_error")).max() < 1e-5
 assert (f["layers/kept_position"][:] == position).all()
+r = json.load(open("witness.json"))
+for what in "mass_lost", "output_error":
+    assert abs(r[what] - answer(what).mean()) < 1e-5 and abs(f["quality"].attrs[what] - r[what]) < 1e-9, what
 PYTHON
     rm witness.h5
 done

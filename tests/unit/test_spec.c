@@ -71,8 +71,8 @@ static void resolves(void **state)
                     "k=int4(group=0,sym,clip=1,search=0,f16) v=f32" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("v=int4 kv=int8", "k=" INT8 " v=" INT4 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("vtail=7 tail=128 sink=4 window=1020", "k=f16 v=f16" REST " sink=4 ktail=128 vtail=7 window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=keep");
+    assert_resolved("streaming-llm", "k=f16 v=f16" REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
+    assert_resolved("streaming-llm int8", "k=" INT8 " v=" INT8 REST " sink=4 ktail=codec vtail=codec window=1020 keep=none budget=none when=prefill pos=compact");
     assert_resolved("quarot4 sink=4", "k=int4(group=0,asym,clip=0.95,search=0,f16) v=int4(group=0,asym,clip=0.95,search=0,f16) rope=post rot=hadamard korder=gguf sink=4 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rope=pre korder=hf rot=hadamard", "k=f16 v=f16 rope=pre rot=hadamard korder=hf sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("rot=random @1-1 rot=random(seed=9) @2-2 rot=none", "k=f16 v=f16 rope=post rot=random(seed=0) korder=gguf sink=0 ktail=codec"
@@ -87,7 +87,7 @@ static void resolves_overrides(void **state)
     assert_resolved("k=f16 v=int8 @1-1 kv=int4", "k=f16 v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
-    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020");
+    assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020 pos=compact");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
 }
 
@@ -126,14 +126,14 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window keep budget when pos table (did you mean sink?)");
+                   " vtail window keep budget when pos table all_layers (did you mean sink?)");
     assert_refused("korder=ggfu",
                    "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
     assert_refused("int8 f16", "--kv: kv= is given twice at character 6 of \"int8 f16\": keep one");
     assert_refused("streaming-llm sink=8",
                    "--kv: sink= is given twice at character 15 of \"streaming-llm sink=8\": write the preset out and"
-                   " change it: sink=4 window=1020");
+                   " change it: sink=4 window=1020 pos=compact");
     assert_refused("streaming-llm(3)",
                    "--kv: preset streaming-llm takes no options at character 15 of \"streaming-llm(3)\": remove the parentheses");
 }
@@ -220,6 +220,9 @@ static void reads_evictions(void **state)
     assert_resolved("keep=knorm budget=uniform(kept=0.5) @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)",
                     "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=knorm budget=uniform(kept=0.5) when=prefill pos=keep"
                     " @1-2 keep=none budget=none @4-4 budget=uniform(kept=0.25)");
+    assert_resolved("keep=h2o budget=uniform(tokens=9) when=every:16 @0-0 when=full",
+                    "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=h2o(recent=0.5,gqa=mean) budget=uniform(tokens=9) when=every:16 pos=keep"
+                    " @0-0 when=full");
     assert_refused("keep=knorm", "--kv: keep=knorm without a budget: add budget=uniform(kept=0.5) or another");
     assert_refused("budget=ada(kept=0.5)", "--kv: budget=ada without a score: add keep=, or leave it out");
     assert_refused("keep=knorm budget=uniform", "a budget wants exactly one of kept=, removed=, tokens=, bytes=; 0 are given");
@@ -232,7 +235,7 @@ static void reads_evictions(void **state)
     assert_refused("keep=snapkw budget=uniform(kept=1)",
                    "--kv: unknown score 'snapkw' at character 6 of \"keep=snapkw budget=uniform(kept=1)\": legal are random random_raw knorm "
                    "streaming snapkv tova h2o observed expected keydiff lagkv cur leverage noncausal kvzip oracle critical chunk none (did you mean snapkv?)");
-    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction leaves: add keep= and budget=");
+    assert_refused("pos=compact", "--kv: pos=compact renumbers what eviction or a window leaves: add keep= and budget=, or window=");
 }
 
 static void checks_dims(void **state)

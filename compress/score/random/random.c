@@ -31,7 +31,7 @@ static int random_ref(const void *priv, const struct kvl_score_input *in, float 
 static int random_running(const void *priv, uint32_t target, struct kvl_score_running *out)
 {
     const struct random_score *o = priv;
-    out->source = KVL_RUN_STORED;
+    out->source = KVL_RUN_POSITION;
     out->first = o->raw ? 0 : (uint32_t)o->sink;
     out->newest = o->raw ? 0 : (uint32_t)o->window;
     out->parameter = (uint32_t)o->seed;

@@ -1,5 +1,5 @@
 /* The noise of random.c, to the bit: 53 bits, rounded once. */
-float kvl_score_stored(const KVL_GLOBAL float *k, const KVL_GLOBAL float *v, uint position, ulong stream, uint parameter)
+float kvl_score_position(uint position, ulong stream, uint parameter)
 {
     ulong z = parameter * 0xd1342543de82ef95ul + ((stream << 32 | position) + 1) * 0x9e3779b97f4a7c15ul;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ul;

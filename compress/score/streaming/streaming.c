@@ -20,7 +20,7 @@ static int streaming_ref(const void *priv, const struct kvl_score_input *in, flo
 static int streaming_running(const void *priv, uint32_t target, struct kvl_score_running *out)
 {
     const struct streaming *o = priv;
-    out->source = KVL_RUN_STORED;
+    out->source = KVL_RUN_POSITION;
     out->first = (uint32_t)o->sink;
     return 0;
 }
