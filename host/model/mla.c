@@ -1,6 +1,5 @@
 #include "mla.h"
 #include "mem.h"
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -202,7 +201,10 @@ void kvl_mla_free(struct kvl_mla **mla)
     kvl_free(mla);
 }
 
-static uint64_t packed_bytes(uint32_t type, uint64_t n_rows, uint64_t columns) { return kvl_linear_bytes(kvl_quant_type(type), n_rows, columns, false); }
+static uint64_t packed_bytes(uint32_t type, uint64_t n_rows, uint64_t columns)
+{
+    return kvl_linear_bytes(kvl_quant_type(type), n_rows, columns, false);
+}
 
 static uint64_t whole_bytes(const struct kvl_gguf_tensor *tensor) { return packed_bytes(tensor->type, tensor->dim[1], tensor->dim[0]); }
 

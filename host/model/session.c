@@ -243,8 +243,8 @@ uint64_t kvl_weights_bytes(const struct kvl_model *model)
 
 enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, SLIDE_ROTARY, LATENT, N_SCRATCH = LATENT + KVL_MLA_SCRATCH };
 _Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
-static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary", "rotary of layers that slide",
-                                                    "queries of low rank", "latent rows", "rows of heads"};
+static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary",
+                                                    "rotary of layers that slide", "queries of low rank", "latent rows", "rows of heads"};
 
 struct kvl_session {
     struct kvl_weights *weights;

@@ -75,7 +75,8 @@ static void stores_latents_alone(void **state)
     static const struct {
         const char *spec;
         double element; /* bytes, scales included */
-    } rows[] = {{"f32", 4}, {"f16", 2}, {"int8", 1 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)}, {"int4 rot=hadamard", 0.5 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)}};
+    } rows[] = {{"f32", 4}, {"f16", 2}, {"int8", 1 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)},
+                {"int4 rot=hadamard", 0.5 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)}};
     struct rig r = rig_load(MODEL);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         float logits[DEEPSEEK2_VOCAB];

@@ -82,7 +82,8 @@ static void bytes_are_those_of_records(void **state)
 static void prompts_are_compressed(void **state)
 {
     static float logits[ALL_LOGITS], exact[ALL_LOGITS];
-    static const char *const specs[] = {"latent(rank=64,heads=2,of=f32) table=random", "latent(rank=32,of=f32) rope=pre keep=knorm budget=uniform(kept=1) pos=compact table=random"};
+    static const char *const specs[] = {"latent(rank=64,heads=2,of=f32) table=random",
+                                        "latent(rank=32,of=f32) rope=pre keep=knorm budget=uniform(kept=1) pos=compact table=random"};
     struct kvl_cache_dims dims = {TINY_LAYERS, 6, TINY_KV_HEADS, TINY_HEAD_DIM};
     struct rig r = rig_load(TINY_MODEL);
     run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 100, exact);
