@@ -55,6 +55,7 @@ static void assert_refused(const char *text, const char *message)
 #define REST " rope=post rot=none korder=gguf"
 #define INT8 "int8(group=0,asym,clip=1,search=0,f16)"
 #define INT4 "int4(group=0,asym,clip=1,search=0,f16)"
+#define INT4_8 "int4(group=8,asym,clip=1,search=0,f16)"
 #define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
 
 static void resolves(void **state)
@@ -201,7 +202,7 @@ static void refuses_mixes(void **state)
 static void projections_name_their_codec(void **state)
 {
     assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
-                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym,clip=1,search=0,f16)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "k=latent(rank=16,heads=1,absorbed,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
                     "keep=none budget=none when=prefill pos=keep");
     assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
     assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
