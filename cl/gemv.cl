@@ -5,13 +5,17 @@
  * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch of its own costs more),
  * products summed in 16-bit integers. With norm_weight the activations are RMS-normalized on the way, which saves a launch.
  * A work-group goes through a contiguous range of pairs of panels.
+ * kvl_gemv_chain: several of these, one after the other, in one launch: what follows a layer's attention, and the next layer's projections.
  *
  * Measured, Q4_1 3072 x 576 from cache, two AVX-512 cores, by processor time on a busy machine (G weights/s, PoCL 3.1 |
  * Intel 2026.2):
  *   T = 1  f32 22 | 28, 8 bits 49 | 72    T = 2  f32 20 | 24, 8 bits 32 | 43    T = 4  f32 15 | 17, 8 bits 17 | 23
  * For 8 tokens no form beat the GEMM. f32 with one panel at a time, in a prototype: 20 instead of 27; with four: 28.
  * With every weight body inlined (KVL_W_INLINE) a decode token's products took PoCL 3.8 ms instead of 5.0; with codes stored as whole
- * vectors (its vstore16 of shorts makes 16 stores) another 1 us a launch less. Intel: 3.0 ms, the output matrix at 44 of 48 GB/s. */
+ * vectors (its vstore16 of shorts makes 16 stores) another 1 us a launch less. Intel: 3.0 ms, the output matrix at 44 of 48 GB/s.
+ * A layer's four products, 2.2 MB of weights in large pages, busy machine (us, PoCL | Intel): four launches 88 and gaps of some 9 | 90 and gaps
+ * of 3; a chain with a share a group 58 to 80 | 60. More shares, taken by turns, were slower, because each begins elsewhere in the weights: two a
+ * group 84 | 87, four 90 | 110, eight 110 | 136. Decode, tokens/s, in pairs: 1.50 | 1.42 times as fast as before chains and large pages. */
 
 /* Tokens: rows beyond T repeat the last one and are not stored. */
 #ifndef KVL_GEMV_T

@@ -1,7 +1,7 @@
 /* Products that follow each other, in as few launches as the device allows. */
 #include "linear_internal.h"
 
-enum { MOST_LINKS = 4, SHARES = 1 }; /* KVL_CHAIN of gemv.cl; pieces of a product for each compute unit */
+enum { MOST_LINKS = 4 }; /* KVL_CHAIN of gemv.cl */
 
 /* kvl_link of gemv.cl. */
 struct link {
@@ -58,7 +58,7 @@ static kvl_status run_together(struct kvl_linear_kernels *kernels, const struct 
         work.flops += 2 * linear->n_panels * PANEL_ROWS * linear->cols;
     }
     KVL_TRY(kvl_linear_kernel(kernels, p->linear->type, CHAIN, &kernel));
-    status = KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_STRUCT(link), KVL_U32((uint32_t)n), KVL_U32(units * SHARES), w[0], w[1],
+    status = KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_STRUCT(link), KVL_U32((uint32_t)n), KVL_U32(units), w[0], w[1],
                         w[2], w[3], x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3], norm[0], norm[1], norm[2], norm[3],
                         KVL_BUF(kernels->scratch[TURNS]), KVL_LOCAL(codes_bytes(1, most_blocks)), KVL_LOCAL(scales_bytes(1, most_blocks)));
 done:

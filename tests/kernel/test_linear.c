@@ -489,7 +489,7 @@ static void rms_norm(void **state)
 /* Heads side by side are as rows of their own; a norm that is added, and a row that is, are sums. */
 static void norms_of_heads_and_sums(void **state)
 {
-    enum { T = 3, HEADS = 4, N = 40, WIDE = HEADS * N + 8, ALL = T * WIDE };
+    enum { T = 3, N_HEAD = 4, N = 40, WIDE = N_HEAD * N + 8, ALL = T * WIDE };
     const float eps = 1e-5f;
     struct kvl_rows x, y;
     struct kvl_buffer *weight = NULL;
@@ -497,17 +497,17 @@ static void norms_of_heads_and_sums(void **state)
     assert_ok(kvl_buffer_new(kvl_test_device, "test norm", -1, KVL_MEM_WEIGHTS, N * sizeof *w, false, &weight));
     assert_ok(kvl_buffer_write(weight, 0, N * sizeof *w, w));
     rows_new(T, WIDE, in, CANARY, &x);
-    assert_ok(kvl_rms_norm_heads_run(kernels, T, HEADS, N, eps, weight, x));
+    assert_ok(kvl_rms_norm_heads_run(kernels, T, N_HEAD, N, eps, weight, x));
     rows_read(&x, T, WIDE, CANARY, out);
     for (uint32_t t = 0; t < T; t++) {
-        for (uint32_t h = 0; h < HEADS; h++) {
+        for (uint32_t h = 0; h < N_HEAD; h++) {
             rows_new(1, N, in + t * WIDE + h * N, CANARY, &y);
             assert_ok(kvl_rms_norm_run(kernels, 1, N, eps, weight, y, y));
             rows_read(&y, 1, N, CANARY, one);
             assert_memory_equal(out + t * WIDE + h * N, one, sizeof one);
             kvl_buffer_free(&y.buffer);
         }
-        assert_memory_equal(out + t * WIDE + HEADS * N, in + t * WIDE + HEADS * N, 8 * sizeof *out); /* what lies behind the heads */
+        assert_memory_equal(out + t * WIDE + N_HEAD * N, in + t * WIDE + N_HEAD * N, 8 * sizeof *out); /* what lies behind the heads */
     }
     rows_new(T, WIDE, in, CANARY, &y);
     assert_ok(kvl_rms_norm_add_run(kernels, T, N, eps, weight, y, x)); /* the first head's rows once more, to the normalized ones */
