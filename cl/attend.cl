@@ -1,10 +1,14 @@
 /* attend.cl: attention over pages and exact rows, on codes. No buffer holds a dequantized cache.
  *
- * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores with other work beside (us, PoCL 3.1 |
- * Intel 2026.2): f16 75..78 | 73..75, int8 86..92 | 80..83, int4 84..88 | 74..78. f16 moves at 80 % of the read bandwidth; int8 and int4 are
- * bound by the three fma a vector (47 us) and its conversion, which share ports. What did not help:
- *   the next block's pages fetched ahead, a line an instruction: 113 | 113 instead of 91 | 82 (int8): they wait where the sums would
- *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89
+ * Measured, one layer of 9 query and 3 kv heads of 64 channels behind 4096 tokens, two AVX-512 cores (us, PoCL 3.1 | Intel 2026.2): in the processor's
+ * caches f16 58 | 58, int8 62..64 | 60, int4 64 | 61..63, int2 64 | 60..64; from memory f16 at 80 % of the read bandwidth, others 5 more than in the
+ * caches. Of these, three fma a vector take 47, the softmax 5 (9 when it waited for each block's maximum); without the softmax int8 takes 57 | 53 on floats
+ * that need no conversion, 59 | 55 if codes are only widened: converting integers shares ports with fma. What did not help:
+ *   keys' codes as 1 + code / 2^bits, as values' are: 2 less, but scores lose two bits (largest error 3.3e-5 instead of 1e-5)
+ *   four tokens' bytes in a lane, taken by rotations: putting the lanes in order costs more than it saves (int8 70 | 68 instead of 65 | 62)
+ *   the first 2 to 16 lines of the next pages fetched ahead: nothing; whole pages: f16 132 | 212 instead of 72 | 77
+ *   8 splits a compute unit instead of 4: f16 63 | 67 instead of 60 | 61; 2: 76 | 77
+ *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89 instead of 91 | 82
  *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero */
 
 #if KVL_WG == 1
@@ -30,7 +34,10 @@
 #define KVL_HEAD_OF(r) ((r) % KVL_G / (KVL_G / KVL_HEADS))
 #define KVL_KEY_AT(r) (KVL_RESTORES ? KVL_HEAD_OF(r) * KVL_HD : 0)
 
-#if !(KVL_VECTORS && KVL_K_HAS_SCORES)
+#if KVL_VECTORS && KVL_K_HAS_SCORES
+#define KVL_AUX KVL_K_AUX
+#else
+#define KVL_AUX 0
 void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
@@ -148,6 +155,8 @@ void kvl_add_values(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #endif
 }
 
+#define KVL_EXACT_WIDE (KVL_DA % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
 /* Scores of full-precision tokens [from, to) of a block at `base`, where a row sees them in full precision. */
 void kvl_exact_scores(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *q, kvl_turn turn,
                       KVL_QS float *out, uint item)
@@ -211,15 +220,19 @@ void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, 
         for (uint c = item; c < KVL_EIGHTS; c += KVL_WG) kvl_add_rebuilt(record, turn, h, 8 * c, t, start, p + t - base, acc);
     }
 #elif KVL_VECTORS
-    for (uint t = from; t < to; t++) {
-        float v[KVL_DV];
-        rows.first = t;
-        kvl_read_row(rows, KVL_DV, v);
-        for (uint r = 0; r < KVL_NQ; r++)
-            for (uint c = 0; c < KVL_DA && t >= start[r]; c += 16) {
-                KVL_QS float *sum = acc + r * KVL_DA + c;
-                vstore16(fma(p[r * KVL_B + t - base], vload16(0, v + c), vload16(0, sum)), 0, sum);
+    for (uint c = 0; c < KVL_DA; c += 16 * KVL_EXACT_WIDE) {
+        float16 sum[KVL_EXACT_WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) sum[i] = vload16(0, acc + i % KVL_NQ * KVL_DA + c + i / KVL_NQ * 16);
+        for (uint t = from; t < to; t++) {
+            rows.first = t;
+            KVL_UNROLL for (uint w = 0; w < KVL_EXACT_WIDE; w++)
+            {
+                const float16 v = kvl_row_vector(rows, c + 16 * w);
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                    if (t >= start[r]) sum[w * KVL_NQ + r] = fma(p[r * KVL_B + t - base], v, sum[w * KVL_NQ + r]);
             }
+        }
+        KVL_UNROLL for (uint i = 0; i < KVL_EXACT_WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_DA + c + i / KVL_NQ * 16);
     }
 #else
     for (uint c = item; c < KVL_DA; c += KVL_WG)
@@ -232,41 +245,91 @@ void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, 
 #endif
 }
 
-/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before. */
+/* Online softmax (Milakov, Gimelshein 2018) of one row's block: scores become weights, m and l move on; the factor for what was summed before.
+ * A block whose largest score is below m, as most are, does not wait for it: the branch is predicted. */
 float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 {
+    float keep = 1.0f;
 #if KVL_VECTORS
-    float16 best = vload16(0, s);
-    for (uint i = 16; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
-    const float top = fmax(*m, kvl_max16(best));
+    float16 best = -FLT_MAX;
+    for (uint i = 0; i < KVL_B; i += 16) best = kvl_larger(best, vload16(0, s + i));
+    const float top = kvl_larger1(*m, kvl_max16(best));
 #else
     float top = *m;
     for (uint i = 0; i < KVL_B; i++) top = fmax(top, s[i]);
 #endif
-    if (top == -FLT_MAX) { /* nothing seen yet, nothing seen here */
+    if (top > *m) {
+        keep = exp(*m - top);
+        *m = top;
+    }
+    if (*m == -FLT_MAX) { /* nothing seen yet, nothing seen here */
         for (uint i = 0; i < KVL_B; i++) s[i] = 0.0f;
         return 1.0f;
     }
 #if KVL_VECTORS
     float16 sums = 0.0f;
     for (uint i = 0; i < KVL_B; i += 16) {
-        const float16 x = vload16(0, s + i);
-        const float16 weight = kvl_exp_negative(x - top);
-        vstore16(weight, 0, s + i);
+        const float16 weight = kvl_exp_negative(vload16(0, s + i) - *m);
+        KVL_STORE16(weight, s + i);
         sums += weight;
     }
     const float sum = kvl_sum16(sums);
 #else
     float sum = 0.0f;
     for (uint i = 0; i < KVL_B; i++) {
-        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - top);
+        s[i] = s[i] == -FLT_MAX ? 0.0f : exp(s[i] - *m);
         sum += s[i];
     }
 #endif
-    const float keep = *m == top ? 1.0f : exp(*m - top);
     *l = fma(*l, keep, sum);
-    *m = top;
     return keep;
+}
+
+/* The query row of channel 0 at source as attention wants it, times scale; raw: it is still as it was projected. */
+void kvl_read_query(const global float *source, bool raw, kvl_turn turn, uint position, float scale, KVL_QS float *q, uint item)
+{
+#if KVL_APPENDS
+    if (raw) {
+        float x[KVL_DQ];
+        for (uint c = 0; c < KVL_DQ; c++) x[c] = source[c];
+        kvl_finish(x, turn, position, true, false, false);
+        for (uint c = 0; c < KVL_DQ; c++) q[c] = x[c] * scale;
+        return;
+    }
+#endif
+    for (uint c = item; c < KVL_DQ; c += KVL_WG) q[c] = source[c] * scale;
+}
+
+/* Joins the splits of one row; a split that saw nothing has l = 0. The group's items look at a split each, then add up a channel each (in turns of
+ * KVL_WG). tops, weights, sums: room for KVL_WG. */
+void kvl_merge_row(global const float *partial, global float *out, ulong row, uint n_rows, uint n_splits, uint item, KVL_QS float *tops,
+                   KVL_QS float *weights, KVL_QS float *sums)
+{
+    const ulong step = (ulong)n_rows * (KVL_DA + 2);
+    float top = -FLT_MAX, total = 0.0f, acc[(KVL_DA + KVL_WG - 1) / KVL_WG];
+    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
+    for (uint first = 0; first < n_splits; first += KVL_WG) {
+        global const float *p = partial + first * step + row * (KVL_DA + 2);
+        const bool seen = first + item < n_splits && p[item * step + KVL_DA + 1] > 0.0f;
+        tops[item] = seen ? p[item * step + KVL_DA] : -FLT_MAX;
+        sums[item] = seen ? p[item * step + KVL_DA + 1] : 0.0f;
+        KVL_BARRIER;
+        float best = top;
+        for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
+        weights[item] = seen ? exp(tops[item] - best) : 0.0f;
+        KVL_BARRIER;
+        const float keep = top == best ? 1.0f : exp(top - best);
+        total *= keep;
+        for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] *= keep;
+        for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
+            total = fma(weights[i], sums[i], total);
+            for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
+        }
+        top = best;
+        KVL_BARRIER;
+    }
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[c / KVL_WG] * inverse;
 }
 
 /* Where tokens go while others are decoded: cl/evict.cl. Each query is then a tile, and leaves its scores in raw [H * G][cells]. */
@@ -283,10 +346,15 @@ float kvl_softmax_block(KVL_QS float *s, float *m, float *l)
 
 /* One work-group a (query tile, stream, split). With one split the normalized output goes to out [n][H * G][DA]; with more, each split
  * leaves (m, l, sum) in partial [n_splits][n][H * G][DA + 2] for kvl_merge. Blocks are aligned to the stream, not to the tile or ubatch, so a
- * query's result does not depend on which others were computed with it. */
+ * query's result does not depend on which others were computed with it.
+ * With KVL_APPENDS and `append`, the one token's row in the stage is as it was projected: every group turns its own queries, and the one with the
+ * newest block makes records of key and value and encodes them before it reads that block. With KVL_JOINS the last group of a kv head to arrive
+ * joins its splits; arrived[h] is 0 between launches. (OpenCL 1.2 promises no order of memory between groups; processors that have coherent
+ * caches keep it with the fences below.) */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
-kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global const float *stage, global const uchar *exact,
-           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
+kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, global const uchar *exact,
+           ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, uint append, global uint *status,
+           KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
@@ -295,7 +363,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
-    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_K_AUX + 1], row_keep[KVL_NQ];
+    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
 
     uint end[KVL_NQ], start[KVL_NQ], k_end[KVL_NQ], v_end[KVL_NQ]; /* tokens a row sees; first exact token of K and of V */
@@ -313,15 +381,22 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         k_any = max(k_any, k_end[r]);
         v_any = max(v_any, v_end[r]);
         const global float *source = stage + (ulong)token * q_stride + KVL_QKV_Q(h * KVL_G + r % KVL_G);
-        for (uint c = item; c < KVL_DQ; c += KVL_WG) q[r * KVL_DQ + c] = source[c] * scale;
+        kvl_read_query(source, append, turn, p, scale, q + r * KVL_DQ, item);
         if (item == 0) {
             row_m[r] = -FLT_MAX;
             row_l[r] = 0.0f;
         }
     }
+#if KVL_APPENDS
+    if (append && split == n_splits - 1)
+        for (uint is_k = 0; is_k < 2; is_k++) {
+            kvl_finish_row(stage, turn, p0, 0, KVL_H * (is_k ? KVL_G : KVL_G + 1) + h, q_stride, sink != 0);
+            kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact, h, is_k, view, p0), h, is_k, p0, p0 + 1, view, status);
+        }
+#endif
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
-    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_K_AUX);
+    for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_AUX);
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
@@ -408,38 +483,24 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             }
         }
     }
+#if KVL_JOINS
+    if (n_splits == 1) return;
+    global uint *arrived = status + KVL_COUNTS + h;
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    if (atomic_inc(arrived) != n_splits - 1) return;
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    *arrived = 0;
+    for (uint r = 0; r < KVL_NQ; r++) {
+        float tops[1], weights[1], sums[1];
+        kvl_merge_row(partial, out, h * KVL_G + r, KVL_H * KVL_G, n_splits, 0, tops, weights, sums);
+    }
+#endif
 }
 
-/* Joins the splits of one row; a split that saw nothing has l = 0. One work-group a row: its items look at a split each, then add up a channel
- * each (in turns of KVL_WG). */
+/* The splits of one row; one work-group a row. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void kvl_merge(global const float *partial, global float *out, uint n_rows,
                                                                           uint n_splits)
 {
-    const uint item = get_local_id(0);
-    const ulong row = get_group_id(0), step = (ulong)n_rows * (KVL_DA + 2);
     KVL_QS float tops[KVL_WG], weights[KVL_WG], sums[KVL_WG];
-    float top = -FLT_MAX, total = 0.0f, acc[(KVL_DA + KVL_WG - 1) / KVL_WG];
-    for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = 0.0f;
-    for (uint first = 0; first < n_splits; first += KVL_WG) {
-        global const float *p = partial + first * step + row * (KVL_DA + 2);
-        const bool seen = first + item < n_splits && p[item * step + KVL_DA + 1] > 0.0f;
-        tops[item] = seen ? p[item * step + KVL_DA] : -FLT_MAX;
-        sums[item] = seen ? p[item * step + KVL_DA + 1] : 0.0f;
-        KVL_BARRIER;
-        float best = top;
-        for (uint i = 0; i < KVL_WG; i++) best = fmax(best, tops[i]);
-        weights[item] = seen ? exp(tops[item] - best) : 0.0f;
-        KVL_BARRIER;
-        const float keep = top == best ? 1.0f : exp(top - best);
-        total *= keep;
-        for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] *= keep;
-        for (uint i = 0; i < min((uint)KVL_WG, n_splits - first); i++) {
-            total = fma(weights[i], sums[i], total);
-            for (uint c = item; c < KVL_DA; c += KVL_WG) acc[c / KVL_WG] = fma(weights[i], p[i * step + c], acc[c / KVL_WG]);
-        }
-        top = best;
-        KVL_BARRIER;
-    }
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (uint c = item; c < KVL_DA; c += KVL_WG) out[row * KVL_DA + c] = acc[c / KVL_WG] * inverse;
+    kvl_merge_row(partial, out, get_group_id(0), n_rows, n_splits, get_local_id(0), tops, weights, sums);
 }

@@ -33,6 +33,18 @@
 #define KVL_WIDE 1
 #endif
 
+#if KVL_VECTORS
+/* Sums of values whose codes lie in words (platform.cl): vectors of codes in n_words words of `codes` codes, and how many of them a pass sums. */
+#define KVL_CODE_VECTORS(n_words, codes) ((codes) / KVL_CODES_ABREAST(n_words, codes))
+#define KVL_CODES_AT_ONCE(n_words, codes) (KVL_CODE_VECTORS(n_words, codes) < KVL_WIDE ? KVL_CODE_VECTORS(n_words, codes) : KVL_WIDE)
+
+/* Row r of sum [NQ] gains factor[r * stride] * v. */
+void kvl_add_to_rows(float16 *sum, const float *factor, uint stride, float16 v)
+{
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = fma(factor[r * stride], v, sum[r]);
+}
+#endif
+
 /* Full-precision rows that encode() reads: tokens first, first + 1, ... of a stream, wherever they are. */
 typedef struct {
     const KVL_GLOBAL float *stage; /* this side of the ubatch, row stride stage_stride floats, tokens from stage_token on */
@@ -65,21 +77,25 @@ float kvl_row_at(kvl_rows x, uint i, uint c)
 #endif
 }
 
+#if KVL_VECTORS
+/* Channels c .. c + 15 of row 0. */
+float16 kvl_row_vector(kvl_rows x, uint c)
+{
+    if (x.first >= x.stage_token) return vload16(0, x.stage + (ulong)(x.first - x.stage_token) * x.stage_stride + c);
+    const ulong at = (ulong)kvl_exact_index(x, x.first) * x.width + c;
+#if KVL_EXACT_HALF
+    return vload_half16(0, (const KVL_GLOBAL half *)x.exact + at);
+#else
+    return vload16(0, (const KVL_GLOBAL float *)x.exact + at);
+#endif
+}
+#endif
+
 /* The first n channels of row 0. */
 void kvl_read_row(kvl_rows x, uint n, float *o)
 {
 #if KVL_VECTORS
-    const bool staged = x.first >= x.stage_token;
-    const KVL_GLOBAL float *stage = x.stage + (staged ? (ulong)(x.first - x.stage_token) * x.stage_stride : 0);
-    const ulong at = staged ? 0 : (ulong)kvl_exact_index(x, x.first) * x.width;
-    for (uint c = 0; c < n; c += 16) {
-        if (staged) vstore16(vload16(0, stage + c), 0, o + c);
-#if KVL_EXACT_HALF
-        else vstore16(vload_half16(0, (const KVL_GLOBAL half *)x.exact + at + c), 0, o + c);
-#else
-        else vstore16(vload16(0, (const KVL_GLOBAL float *)x.exact + at + c), 0, o + c);
-#endif
-    }
+    for (uint c = 0; c < n; c += 16) KVL_STORE16(kvl_row_vector(x, c), o + c);
 #else
     for (uint c = 0; c < n; c++) o[c] = kvl_row_at(x, 0, c);
 #endif

@@ -111,28 +111,27 @@ KVL_W_INLINE void kvl_dot32(const global ushort *panel, uint b, uint n_blocks, c
     }
 }
 
-/* code, scale: local room for KVL_GEMV_T * n_blocks blocks. */
-__attribute__((reqd_work_group_size(1, 1, 1)))
-kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
-                          ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue,
-                          const global float *restrict norm_weight, uint n_cols, float eps, local short16 *code, local float2 *scale)
+/* A token's activations as codes, RMS-normalized on the way if the norm's weight is given. */
+KVL_W_INLINE void kvl_quantize_row(const global float *row, uint n_blocks, const global float *norm_weight, uint n_cols, float eps,
+                                   local short16 *code, local float2 *scale)
 {
-    const uint n_pairs = (n_panels + 1) / 2;
-    const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
-    const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
-    for (uint t = 0; t < KVL_GEMV_T; t++) {
-        const global float *row = x + x_offset + min(t, T - 1) * x_stride;
-        const float rms = norm_weight ? kvl_rms_scale(row, n_cols, eps) : 1.0f;
-        for (uint b = 0; b < n_blocks; b++) {
-            float16 low = vload16(2 * b, row), high = vload16(2 * b + 1, row);
-            if (norm_weight) {
-                low = low * rms * vload16(2 * b, norm_weight);
-                high = high * rms * vload16(2 * b + 1, norm_weight);
-            }
-            scale[t * n_blocks + b] = kvl_quantize32(low, high, code + (t * n_blocks + b) * 2);
+    const float rms = norm_weight ? kvl_rms_scale(row, n_cols, eps) : 1.0f;
+    for (uint b = 0; b < n_blocks; b++) {
+        float16 low = vload16(2 * b, row), high = vload16(2 * b + 1, row);
+        if (norm_weight) {
+            low = low * rms * vload16(2 * b, norm_weight);
+            high = high * rms * vload16(2 * b + 1, norm_weight);
         }
+        scale[b] = kvl_quantize32(low, high, code + b * 2);
     }
-    for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
+}
+
+/* Pairs first .. end - 1 of a matrix's panels times the tokens' codes. */
+KVL_W_INLINE void kvl_multiply_pairs(const global ushort *w, uint first, uint end, uint n_panels, uint n_blocks, uint n_out, uint T,
+                                     const local short16 *code, const local float2 *scale, global float *y, ulong y_stride, uint epilogue)
+{
+    const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
+    for (uint pair = first; pair < end; pair++) {
         float16 acc[2][KVL_GEMV_T];
         for (uint h = 0; h < 2; h++) {
             const global ushort *panel = w + min(2 * pair + h, n_panels - 1) * panel_words;
@@ -142,7 +141,76 @@ kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n
         }
 #pragma unroll
         for (uint t = 0; t < KVL_GEMV_T; t++)
-            if (t < T) kvl_store_pair(y + y_offset + t * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
+            if (t < T) kvl_store_pair(y + t * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
     }
 }
+
+/* code, scale: local room for KVL_GEMV_T * n_blocks blocks. */
+__attribute__((reqd_work_group_size(1, 1, 1)))
+kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
+                          ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue,
+                          const global float *restrict norm_weight, uint n_cols, float eps, local short16 *code, local float2 *scale)
+{
+    const uint n_pairs = (n_panels + 1) / 2;
+    const uint first = (ulong)n_pairs * get_group_id(0) / get_num_groups(0), end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
+    for (uint t = 0; t < KVL_GEMV_T; t++)
+        kvl_quantize_row(x + x_offset + min(t, T - 1) * x_stride, n_blocks, norm_weight, n_cols, eps, code + t * n_blocks * 2,
+                         scale + t * n_blocks);
+    kvl_multiply_pairs(w, first, end, n_panels, n_blocks, n_out, T, code, scale, y + y_offset, y_stride, epilogue);
+}
+
+#if KVL_GEMV_T == 1
+/* One product of a chain. */
+typedef struct {
+    ulong x_offset, y_offset;
+    uint n_panels, n_blocks, n_out, n_cols, epilogue;
+    float eps;
+} kvl_link;
+
+#define KVL_CHAIN 4
+typedef struct {
+    kvl_link link[KVL_CHAIN];
+} kvl_chain;
+
+/* turn[]: counters a cache line apart, 0 between launches. */
+#define KVL_TAKEN 0
+#define KVL_DONE 16
+#define KVL_LEFT 32
+
+/* Products of one token one after the other in one launch, each of which may read what those before it wrote. The pairs of a product are cut into
+ * `shares`; work-groups take shares in order, and those of a product once all before it are done. A group that waits, waits for shares that
+ * others have taken: as long as a group that has begun goes on, the first unfinished share is never waited for by its own group, so that
+ * nothing is for ever, however few groups run at a time. (OpenCL 1.2 promises no order of memory between groups; processors that
+ * have coherent caches keep it with the fences below, and only those get this kernel.) */
+__attribute__((reqd_work_group_size(1, 1, 1)))
+kernel void kvl_gemv_chain(kvl_chain chain, uint n_links, uint shares, const global ushort *w0, const global ushort *w1,
+                           const global ushort *w2, const global ushort *w3, global float *x0, global float *x1, global float *x2,
+                           global float *x3, global float *y0, global float *y1, global float *y2, global float *y3,
+                           const global float *norm0, const global float *norm1, const global float *norm2, const global float *norm3,
+                           volatile global uint *turn, local short16 *code, local float2 *scale)
+{
+    const global ushort *w[KVL_CHAIN] = {w0, w1, w2, w3};
+    const global float *x[KVL_CHAIN] = {x0, x1, x2, x3}, *norm[KVL_CHAIN] = {norm0, norm1, norm2, norm3};
+    global float *y[KVL_CHAIN] = {y0, y1, y2, y3};
+    uint share = atomic_inc(turn + KVL_TAKEN), first = 0; /* first: shares of the products before */
+    for (uint i = 0; i < n_links; i++) {
+        const kvl_link link = chain.link[i];
+        const uint n_pairs = (link.n_panels + 1) / 2, n_shares = min(n_pairs, shares);
+        if (share < first + n_shares) {
+            while (turn[KVL_DONE] < first) {}
+            mem_fence(CLK_GLOBAL_MEM_FENCE);
+            kvl_quantize_row(x[i] + link.x_offset, link.n_blocks, norm[i], link.n_cols, link.eps, code, scale);
+        }
+        for (; share < first + n_shares; share = atomic_inc(turn + KVL_TAKEN)) {
+            const uint at = share - first;
+            kvl_multiply_pairs(w[i], n_pairs * at / n_shares, n_pairs * (at + 1) / n_shares, link.n_panels, link.n_blocks, link.n_out, 1, code,
+                               scale, y[i] + link.y_offset, 0, link.epilogue);
+            mem_fence(CLK_GLOBAL_MEM_FENCE);
+            atomic_inc(turn + KVL_DONE);
+        }
+        first += n_shares;
+    }
+    if (atomic_inc(turn + KVL_LEFT) == get_num_groups(0) - 1) turn[KVL_TAKEN] = turn[KVL_DONE] = turn[KVL_LEFT] = 0;
+}
+#endif
 #endif

@@ -38,6 +38,10 @@ float kvl_divide(float a, float b)
 }
 
 #if KVL_VECTORS
+/* A whole-vector store: PoCL's vstore16 makes four, and a load of all of them then waits until they have left the store buffer. */
+typedef float16 kvl_float16_unaligned __attribute__((aligned(4)));
+#define KVL_STORE16(v, p) (*(kvl_float16_unaligned *)(p) = (v))
+
 /* Codes j of vectors of words, `bits` wide: bytes[k] holds byte k of every word, and a code lies in one byte or two. j is known to the compiler
  * where the loop around it is unrolled. */
 #define KVL_SHIFT_OF(j, bits) ((uchar)((j) * (bits) % 8))
@@ -47,37 +51,59 @@ float kvl_divide(float a, float b)
     (KVL_IS_SPLIT(j, bits) ? (bytes)[(j) * (bits) / 8 + KVL_IS_SPLIT(j, bits)] << (uchar)(8 - (j) * (bits) % 8) : (bytes)[0] & (uchar)0)
 #define KVL_CODES(bytes, j, bits)                                                                                                  \
     ((KVL_LOW_BYTE(bytes, j, bits) >> KVL_SHIFT_OF(j, bits) | KVL_HIGH_BITS(bytes, j, bits)) & (uchar)((1 << (bits)) - 1))
-/* The same for 2 j and 2 j + 1, or four of them, one after the other in one vector of 16. They are shifted and masked there, not before: only then
- * is what indexes a table with them one vector to the compiler. */
-#define KVL_CODES2(bytes, j, bits)                                                                                                 \
-    (((uchar16)(KVL_LOW_BYTE(bytes, 2 * (j), bits), KVL_LOW_BYTE(bytes, 2 * (j) + 1, bits)) >>                                     \
-          (uchar16)((uchar8)KVL_SHIFT_OF(2 * (j), bits), (uchar8)KVL_SHIFT_OF(2 * (j) + 1, bits)) |                                \
-      (uchar16)(KVL_HIGH_BITS(bytes, 2 * (j), bits), KVL_HIGH_BITS(bytes, 2 * (j) + 1, bits))) &                                   \
-     (uchar)((1 << (bits)) - 1))
-#define KVL_LOW_BYTES4(bytes, j, bits)                                                                                             \
-    (uchar16)(KVL_LOW_BYTE(bytes, 4 * (j), bits), KVL_LOW_BYTE(bytes, 4 * (j) + 1, bits), KVL_LOW_BYTE(bytes, 4 * (j) + 2, bits),  \
-              KVL_LOW_BYTE(bytes, 4 * (j) + 3, bits))
-#define KVL_SHIFTS4(j, bits)                                                                                                       \
-    (uchar16)((uchar4)KVL_SHIFT_OF(4 * (j), bits), (uchar4)KVL_SHIFT_OF(4 * (j) + 1, bits), (uchar4)KVL_SHIFT_OF(4 * (j) + 2, bits), \
-              (uchar4)KVL_SHIFT_OF(4 * (j) + 3, bits))
-#define KVL_HIGH_BITS4(bytes, j, bits)                                                                                             \
-    (uchar16)(KVL_HIGH_BITS(bytes, 4 * (j), bits), KVL_HIGH_BITS(bytes, 4 * (j) + 1, bits), KVL_HIGH_BITS(bytes, 4 * (j) + 2, bits), \
-              KVL_HIGH_BITS(bytes, 4 * (j) + 3, bits))
-#define KVL_CODES4(bytes, j, bits)                                                                                                 \
-    ((KVL_LOW_BYTES4(bytes, j, bits) >> KVL_SHIFTS4(j, bits) | KVL_HIGH_BITS4(bytes, j, bits)) & (uchar)((1 << (bits)) - 1))
+
+/* Codes in words of one or more bytes as lanes of a vector, for sums of values.
+ *
+ * kvl_words: n words (16, 8 or 4) of 1 to 3 bytes as lanes, again and again if they are fewer than 16; byte k of them begins at p + k * stride.
+ * kvl_code_at: the bit at which code j of a lane's word begins; of 8 words it is code 2 j, then 2 j + 1, of 4 words 4 j .. 4 j + 3.
+ * kvl_code_numbers: the codes there as numbers KVL_CODE_BASE + code * KVL_CODE_STEP. 8 bits are converted, fewer go to the top of the mantissa of 1.0:
+ * one rotation and one and-or, where a conversion would wait for the ports of fma. (Scores would lose two bits to the base, which is larger than the
+ * codes, and sums of weights do not: they are at most 1.) */
+#define KVL_WORDS_ABREAST(n_words, codes) ((n_words) % 16 == 0 ? 16 : (n_words) == 4 && (codes) % 4 == 0 ? 4 : (n_words) % 8 == 0 ? 8 : 0)
+#define KVL_CODES_ABREAST(n_words, codes) ((n_words) == 8 && (codes) % 2 == 0 ? 2 : (n_words) == 4 && (codes) % 4 == 0 ? 4 : 1)
+#define KVL_CODE_STEP(bits) ((bits) == 8 ? 1.0f : 1.0f / (1 << (bits)))
+#define KVL_CODE_BASE(bits) ((bits) == 8 ? 0.0f : 1.0f)
+
+#define KVL_WORDS(n) (convert_uint##n(vload##n(0, p)) | (bytes > 1 ? convert_uint##n(vload##n(0, p + stride)) << 8 : (uint##n)0) | \
+                      (bytes > 2 ? convert_uint##n(vload##n(0, p + 2 * stride)) << 16 : (uint##n)0))
+uint16 kvl_words(const KVL_GLOBAL uchar *p, ulong stride, uint bytes, uint n)
+{
+    if (n == 16) return KVL_WORDS(16);
+    if (n == 8) return (uint16)(KVL_WORDS(8), KVL_WORDS(8));
+    return (uint16)(KVL_WORDS(4), KVL_WORDS(4), KVL_WORDS(4), KVL_WORDS(4));
+}
+
+uint16 kvl_code_at(uint j, uint bits, uint codes_abreast)
+{
+    if (codes_abreast == 4) return bits * (4 * j + (uint16)((uint4)0, (uint4)1, (uint4)2, (uint4)3));
+    if (codes_abreast == 2) return bits * (2 * j + (uint16)((uint8)0, (uint8)1));
+    return bits * j;
+}
+
+float16 kvl_code_numbers(uint16 words, uint16 at, uint bits)
+{
+    if (bits == 8) return convert_float16(as_int16(words));
+    return as_float16((rotate(words, (23 - bits - at) & 31) & ((1u << bits) - 1) << (23 - bits)) | 0x3f800000u);
+}
+
+/* What is at p gains v, or its first 8 lanes. */
+void kvl_add_lanes(float *p, float16 v, uint lanes)
+{
+    if (lanes == 16) KVL_STORE16(vload16(0, p) + v, p);
+    else vstore8(vload8(0, p) + v.lo, 0, p);
+}
 
 /* table[code] of codes below 16. */
 #ifdef __clang__ /* one instruction where shuffle() may be a loop */
 #define KVL_PICK(i) table[codes.s##i]
-char16 kvl_pick16(char16 table, uchar16 codes)
-{
-    return (char16)(KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7), KVL_PICK(8),
-                    KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f));
-}
+#define KVL_PICK16(type)                                                                                                           \
+    (type)(KVL_PICK(0), KVL_PICK(1), KVL_PICK(2), KVL_PICK(3), KVL_PICK(4), KVL_PICK(5), KVL_PICK(6), KVL_PICK(7), KVL_PICK(8),    \
+           KVL_PICK(9), KVL_PICK(a), KVL_PICK(b), KVL_PICK(c), KVL_PICK(d), KVL_PICK(e), KVL_PICK(f))
 #else
-char16 kvl_pick16(char16 table, uchar16 codes) { return shuffle(table, codes); }
+#define KVL_PICK16(type) shuffle(table, codes)
 #endif
-char8 kvl_pick8(char16 table, uchar8 codes) { return kvl_pick16(table, (uchar16)(codes, codes)).lo; }
+char16 kvl_pick16(char16 table, uchar16 codes) { return KVL_PICK16(char16); }
+float16 kvl_pick_floats(float16 table, uint16 codes) { return KVL_PICK16(float16); }
 
 float kvl_sum16(float16 v)
 {
@@ -86,13 +112,14 @@ float kvl_sum16(float16 v)
     const float2 c = b.lo + b.hi;
     return c.x + c.y;
 }
-float16 kvl_larger(float16 a, float16 b) { return select(a, b, b > a); } /* one instruction, unlike fmax(); a NaN of b is left out */
+/* The larger one, in one instruction, unlike fmax(); a NaN of b is left out. */
+float16 kvl_larger(float16 a, float16 b) { return select(a, b, b > a); }
+float kvl_larger1(float a, float b) { return b > a ? b : a; }
 float kvl_max16(float16 v)
 {
-    const float8 a = fmax(v.lo, v.hi);
-    const float4 b = fmax(a.lo, a.hi);
-    const float2 c = fmax(b.lo, b.hi);
-    return fmax(c.x, c.y);
+    const float8 a = select(v.lo, v.hi, v.hi > v.lo);
+    const float4 b = select(a.lo, a.hi, a.hi > a.lo);
+    return kvl_larger1(kvl_larger1(b.x, b.y), kvl_larger1(b.z, b.w));
 }
 
 /* exp of x <= 0: within 1.5 * 2^-24 of it for x > -10, 5 * 2^-24 for x > -87, then 0. Half the instructions of PoCL's exp. x = n ln 2 + f, exp(f) by

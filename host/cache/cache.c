@@ -28,6 +28,7 @@ struct kvl_cache {
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
+    struct kvl_cache_counts prompt_counts; /* of prompts' rows */
 };
 
 /* Of which the values' rotation or projection is undone. */
@@ -261,7 +262,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
+enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -290,7 +291,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
+        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
         lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
@@ -322,8 +323,6 @@ static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_laye
     return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
 }
 
-static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
-
 static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -331,7 +330,7 @@ static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_BUF(stage));
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * kvl_stage_row(&cache->plan.dims)};
     return launch(cache, cache->kernels[l].rope, stage_heads(cache, layer), n, 1, 1, work, &call);
@@ -350,7 +349,7 @@ static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool 
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(kept));
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = sizeof(float) * n * (stage_row + record_row)};
     return launch(cache, cache->kernels[l].project, stage_heads(cache, layer), n, 1, 1, work, &call);
@@ -424,17 +423,17 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * kvl_stage_row(&cache->plan.dims))};
     return launch(cache, cache->kernels[l].append, stage_heads(cache, layer), pages, 1, 1, work, &call);
 }
 
-/* Steps 2 to 4: one launch if the ubatch, and nothing else, is sealed at once; two if some of it or something older is. *rows: where attention finds
- * query rows and records. */
+/* Steps 2 to 4: no launch if attention can take them in, one if the ubatch, and nothing else, is sealed at once; two if some of it or something older
+ * is. *rows: where attention finds query rows and records. */
 static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer **rows)
+                         bool *left_to_attend, struct kvl_buffer **rows)
 {
     kvl_status status = KVL_OK;
     const bool projects = kvl_layer_projects(&cache->plan.layer[l]);
@@ -447,6 +446,9 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         whole = whole && first[s] == cache->position && cache->sealed[l][s] == cache->position + n;
     }
     if (cache->plan.evicts) whole = appends_whole(cache, l);
+    *left_to_attend = *left_to_attend && whole &&
+                      kvl_compose_appends(&cache->plan, &cache->plan.layer[l], n, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    if (*left_to_attend) return KVL_OK;
     if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(projects ? project(cache, l, n, false, stage, rotary, rope_dim) : finish(cache, l, n, stage, rotary, rope_dim));
@@ -516,8 +518,15 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     return splits < most ? splits : most;
 }
 
+/* Whether attention of one token joins its splits itself: KVL_JOINS of cl/cache_view.cl. */
+static bool joins_splits(const struct kvl_cache *cache, uint32_t tile)
+{
+    const struct kvl_caps *caps = kvl_device_caps(cache->device);
+    return tile == 1 && caps->type == KVL_DEVICE_CPU && !kvl_compose_target_of(caps).grouped;
+}
+
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
-                         struct kvl_buffer *sums)
+                         bool with_append, struct kvl_buffer *sums)
 {
     kvl_status status = KVL_OK;
     const struct kvl_cache_dims *dims = &cache->plan.dims;
@@ -538,9 +547,11 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_F32(dims->scale != 0.0f ? dims->scale : 1.0f / sqrtf((float)dims->head_dim)));
     push(&call, KVL_BUF(sums));
     push(&call, KVL_BUF(cache->partial));
+    push(&call, KVL_U32(with_append));
+    push(&call, KVL_BUF(cache->status));
     if (layer->cells != 0) {
         push(&call, KVL_BUF(cache->index));
-        push(&call, KVL_U64(layer->index_offset + 2ull * dims->n_kv_head * layer->cells));
+        push(&call, KVL_U64(layer->index_offset + 2ull * layer->n_stream * layer->cells));
         push(&call, KVL_U32(layer->cells));
         push(&call, KVL_BUF(cache->raw));
         push(&call, KVL_U64(layer->raw_offset));
@@ -549,7 +560,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
     KVL_TRY(launch(cache, cache->kernels[l].attend[which], (size_t)n_tiles * layer->n_stream * n_splits * group, 1, 1, group, work, &call));
-    if (n_splits > 1) {
+    if (n_splits > 1 && !joins_splits(cache, tile)) {
         const uint32_t n_rows = n * dims->n_head;
         const struct kvl_arg args[] = {KVL_BUF(cache->partial), KVL_BUF(sums), KVL_U32(n_rows), KVL_U32(n_splits)};
         const struct kvl_work merged = {.bytes = (n_splits + 1ull) * n_rows * sum_dim * sizeof(float)};
@@ -577,7 +588,7 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool past_sinks = true;
     for (uint32_t h = 0; h < layer->n_stream; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
-    if (layer->ring == 0 && past_sinks) return KVL_OK;
+    if (!kvl_keeps_tail(layer) && past_sinks) return KVL_OK;
     struct call call = {0};
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
@@ -627,7 +638,7 @@ static kvl_status score_new(struct kvl_cache *cache, uint32_t l, uint32_t n, str
     push(&call, KVL_U32(l));
     push(&call, KVL_U32(layer->running.parameter));
     push_view(&call, cache, l, n, 1);
-    KVL_TRY(launch(cache, cache->kernels[l].score_new, cache->plan.dims.n_kv_head, n, 1, 1, (struct kvl_work){0}, &call));
+    KVL_TRY(launch(cache, cache->kernels[l].score_new, layer->n_stream, n, 1, 1, (struct kvl_work){0}, &call));
 done:
     return status;
 }
@@ -666,7 +677,7 @@ static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, 
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
-    const uint32_t groups = layer->running.is_shared ? 1 : cache->plan.dims.n_kv_head;
+    const uint32_t groups = layer->running.is_shared ? 1 : layer->n_stream;
     struct call call = {0};
     push_slabs(&call, cache, l);
     push_table(&call, cache, l);
@@ -710,6 +721,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
     struct kvl_buffer *rows;
+    bool left_to_attend = out != NULL;
     assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
@@ -718,14 +730,14 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
     KVL_TRY(check_groups(cache, layer));
     KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
+    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
     if (out != NULL) {
         struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
-        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
+        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
     }
     KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(score_new(cache, layer, n, stage));  /* 6, 7 of tokens that go while others are decoded */
+    KVL_TRY(score_new(cache, layer, n, stage)); /* 6, 7 of tokens that go while others are decoded */
     if (layer + 1 == cache->plan.dims.n_layer) KVL_TRY(evict_all(cache));
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
@@ -737,7 +749,7 @@ static void count_lost(struct kvl_cache *cache, uint32_t l)
 {
     uint32_t target;
     if (cache->plan.layer[l].cells == 0 || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
-    for (uint32_t h = 0; h < cache->plan.dims.n_kv_head; h++)
+    for (uint32_t h = 0; h < cache->plan.layer[l].n_stream; h++)
         cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_of_step(cache, l, h, target);
 }
 
@@ -774,7 +786,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (forgets(cache, l) || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || kvl_keeps_tail(layer)) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -848,7 +860,7 @@ static kvl_status write_index(struct kvl_cache *cache, uint32_t l, const uint32_
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t heads = cache->plan.dims.n_kv_head, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
+    const uint32_t heads = layer->n_stream, parts = layer->pos == KVL_POS_COMPACT ? 3 : 2;
     const size_t cells = layer->cells, numbers = (size_t)parts * heads * cells;
     uint32_t *index = NULL;
     if (layer->cells == 0) return KVL_OK;
@@ -897,7 +909,7 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(kvl_stage_row(&cache->plan.dims)));
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     const size_t rows = (size_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
     return launch(cache, cache->kernels[l].finish_kept, rows, n, 1, 1, (struct kvl_work){0}, &call);
 }
@@ -1038,7 +1050,19 @@ done:
     return status;
 }
 
-kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out)
+{
+    const kvl_status status = kvl_buffer_read(cache->status, 0, sizeof *out, out);
+    out->nonfinite += cache->prompt_counts.nonfinite;
+    out->overflow += cache->prompt_counts.overflow;
+    return status;
+}
+
+void kvl_cache_add_counts(struct kvl_cache *cache, const struct kvl_cache_counts *counts)
+{
+    cache->prompt_counts.nonfinite += counts->nonfinite;
+    cache->prompt_counts.overflow += counts->overflow;
+}
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
 

@@ -18,7 +18,8 @@ uint32_t kvl_cache_position(const struct kvl_cache *cache); /* tokens taken in *
 uint32_t kvl_cache_held(const struct kvl_cache *cache);     /* of them not evicted: on average over layers and heads, rounded down */
 
 /* Steps 2 to 8 of the fixed order (README) for one layer and the next n tokens.
- * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; made into records in place (cl/record.cl).
+ * stage: [n][(H*G + 2*H) * D] f32, a token's q heads, k heads, v heads; made into records in place (cl/record.cl), but for the queries of a token whose append
+ * attention takes in.
  * rotary: [n_ctx][rope_dim / 2] pairs (cos, sin). out: [n][H*G*D] f32, NULL = store only, attend to nothing. Enqueues only. */
 kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                           uint32_t rope_dim, struct kvl_buffer *out);
@@ -78,6 +79,8 @@ struct kvl_cache_counts {
 };
 /* Blocks. */
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);
+/* Adds what was seen before: by the rows of a prompt, which hand over finite numbers. */
+void kvl_cache_add_counts(struct kvl_cache *cache, const struct kvl_cache_counts *counts);
 
 /* Launches a kernel that was composed for layer l over (x, y) work-items: its arguments are the slabs, the page table and its offset, `own`, the
  * view (KVL_VIEW_PARAMS). Enqueues only. */

@@ -14,6 +14,26 @@ uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
 
+/* Tokens of an attention block: what divides the pages of both sides. */
+static uint32_t block_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    uint32_t block = plan->shape.block;
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) block = gcd(block, layer->side[s].dims.page_tokens);
+    return block;
+}
+
+/* Where one work-item owns a tile, its block is the page, and no other tile or split can read the slot: a window's ring overwrites what a block before
+ * it still has. A dense rotation of the row is too much for one work-item. */
+bool kvl_compose_appends(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile, struct kvl_compose_target target)
+{
+    bool appends = !target.grouped && tile == 1 && !plan->evicts && layer->window == 0 && kvl_sides(&plan->dims) == KVL_SIDES && !kvl_layer_projects(layer);
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        appends = appends && side->rot_m == 0 && side->tail == 0 && side->shape.unit == 1 && side->dims.page_tokens == block_of(plan, layer);
+    }
+    return appends;
+}
+
 struct define_context {
     struct kvl_text *text;
     kvl_status status;
@@ -73,7 +93,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = joint ? k : &layer->side[KVL_SIDE_V];
     const uint32_t g = kvl_stream_queries(plan, layer), dv = joint ? plan->dims.joint_value_dim : v->record.channels;
     const uint32_t dq = kvl_query_dim(plan, layer), da = kvl_sum_dim(plan, layer);
-    const uint32_t block = gcd(plan->shape.block, gcd(k->dims.page_tokens, v->dims.page_tokens));
+    const uint32_t block = block_of(plan, layer);
     const uint32_t group = kvl_compose_group(plan, target);
     const bool vectors = target.vectors && block % 16 == 0 && plan->dims.head_dim % 16 == 0 && k->record.channels % 16 == 0 && dv % 16 == 0;
     const struct {
@@ -96,6 +116,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_ROT_M", k->rot_m}, {"K_ROT_D", k->rot_d}, {"V_ROT_M", v->rot_m}, {"V_ROT_D", v->rot_d},
         {"K_RANK", k->projection != NULL ? k->record.channels : 0}, {"V_RANK", v->projection != NULL ? v->record.channels : 0},
         {"K_REBUILT", k->projection != NULL && k->record.rebuilt}, {"V_REBUILT", v->projection != NULL && v->record.rebuilt},
+        {"APPENDS", kvl_compose_appends(plan, layer, tile, target)},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -126,6 +147,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"bodies", out->bodies.data},
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
+        {"append.cl", kvl_source_text("append.cl")},
         {"score", scores_new_tokens(layer) && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
         {kernels, kvl_source_text(kernels)},
     };

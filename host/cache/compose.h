@@ -6,7 +6,7 @@
 #include "text.h"
 
 /* The parts of a program's text; it owns what was written for it. */
-enum { KVL_COMPOSITION_PARTS = 8 };
+enum { KVL_COMPOSITION_PARTS = 9 };
 struct kvl_composition {
     struct kvl_text sizes, bodies;
     struct kvl_source parts[KVL_COMPOSITION_PARTS];
@@ -26,6 +26,8 @@ void kvl_composition_free(struct kvl_composition *composition);
 /* The same, built for a device. */
 kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer,
                                const char *kernels, uint32_t tile, struct kvl_program **out);
+/* Whether attention of `tile` tokens can take their append in. */
+bool kvl_compose_appends(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile, struct kvl_compose_target target);
 /* Work-items that share a tile. */
 uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose_target target);
 

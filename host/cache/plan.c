@@ -106,6 +106,10 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
     return kvl_fail(KVL_E_VERIFY, "projection %s: no matrices for stream %u", projection->head.name, h);
 }
 
+bool kvl_keeps_tail(const struct kvl_layer_plan *layer) { return layer->side[KVL_SIDE_K].ring != 0 || layer->side[KVL_SIDE_V].ring != 0; }
+
+bool kvl_keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink != 0 || kvl_keeps_tail(layer); }
+
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
 {
     if (position <= layer->sink) return position;
@@ -266,13 +270,12 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
                             side->shape.tail_min);
         if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
-        if (kept > layer->ring) layer->ring = kept;
+        side->ring = kept < config->n_ctx - layer->sink ? kept : config->n_ctx - layer->sink;
         KVL_TRY(check_fake_quant(config, layer, side));
         KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
         layer->token_bytes += side->token_bytes * layer->n_stream;
         layer->token_scale_bytes += scale_bytes * layer->n_stream;
     }
-    if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
 done:
     return status;
 }
@@ -386,7 +389,7 @@ static void place_index(struct kvl_cache_plan *plan)
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
-        numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * plan->dims.n_kv_head * layer->cells;
+        numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * layer->n_stream * layer->cells;
         layer->raw_offset = scores;
         scores += (uint64_t)plan->dims.n_head * layer->cells;
     }
@@ -438,7 +441,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (records > plan->record_bytes) plan->record_bytes = records;
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
-    plan->status_bytes = 16;
+    plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
     plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->record_bytes + plan->sum_bytes;
 }
 
@@ -449,7 +452,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->exact_offset = plan->exact_bytes;
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
-            plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->ring) * layer->side[s].exact_row_bytes;
+            plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->side[s].ring) * layer->side[s].exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->n_table_floats * sizeof(float);

@@ -247,9 +247,8 @@ static void print_phase(struct kvl_profile *p, size_t index, struct kvl_kernel_t
 {
     const struct kvl_phase_times *t = &p->phase[index];
     const double wall = (double)t->wall_ns, span = (double)t->span_ns, busy = (double)t->busy_ns;
-    printf("\n%s: %.2f ms a repetition: in kernels %.1f %%, between them %.1f %%, before the first and after the last %.1f %%\n\n",
-           t->name, wall * 1e-6 / (double)t->steps, 100.0 * busy / wall, 100.0 * (span - busy) / wall,
-           100.0 * (wall - span) / wall);
+    printf("\n%s: %.2f ms a repetition: in kernels %.1f %%, between them %.1f %%, host alone (before a token's first, after its last) %.1f %%\n\n",
+           t->name, wall * 1e-6 / (double)t->steps, 100.0 * busy / wall, 100.0 * (span - busy) / wall, 100.0 * (wall - span) / wall);
     puts("| kernel                   |    calls | median us |   sum ms | of sum   |     GB/s | of peak  |  GFLOP/s | of peak  |");
     puts("| ------------------------ | -------: | --------: | -------: | -------: | -------: | -------: | -------: | -------: |");
     for (size_t i = 0; i < n; i++) {

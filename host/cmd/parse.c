@@ -258,7 +258,7 @@ kvl_status kvl_opt_numbers(const char *option, const char *text, double min, dou
         snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word - 1), at);
         if (size >= sizeof word || !kvl_parse_f64(word, &value) || value < min || value > max || (whole && value != floor(value)))
             return kvl_fail(KVL_E_USAGE, "%s %s: \"%.*s\" is not a%s number from %.10g to %.10g; a list is like %.10g,%.10g", option, text, (int)size, at,
-                            whole ? " whole" : "", min, max, min, max);
+                            whole ? " whole" : "", min, max, min, fmin(max, 512));
         if (out->n == most) return kvl_fail(KVL_E_USAGE, "%s: a list has %zu numbers at most", option, most);
         out->value[out->n++] = value;
         if (at[size] == '\0') return KVL_OK;

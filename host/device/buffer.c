@@ -1,6 +1,7 @@
 /* Buffers and transfers. Every range is checked here, so that a wrong offset is a message and not a driver's mood. */
 #include "device_internal.h"
 #include "mem.h"
+#include <string.h>
 
 /* Refuses before the driver does: many drivers overcommit and fail much later, in a launch. */
 static kvl_status check_limits(const struct kvl_device *device, const char *owner, int layer, uint64_t bytes)
@@ -32,7 +33,9 @@ kvl_status kvl_buffer_new(struct kvl_device *device, const char *owner, int laye
     KVL_TRY(kvl_alloc(&buffer, 1, sizeof *buffer));
     buffer->owner = owner;
     buffer->layer = layer;
-    buffer->memory = clCreateBuffer(device->context, CL_MEM_READ_WRITE, (size_t)bytes, NULL, &code);
+    buffer->serial = ++device->serial;
+    void *address = kvl_region_take(device, bytes, &buffer->region);
+    buffer->memory = clCreateBuffer(device->context, CL_MEM_READ_WRITE | (address != NULL ? CL_MEM_USE_HOST_PTR : 0), (size_t)bytes, address, &code);
     KVL_TRY(kvl_cl_check(code, "clCreateBuffer", owner));
     KVL_TRY(kvl_cl_check(clGetMemObjectInfo(buffer->memory, CL_MEM_SIZE, sizeof size, &size, NULL), "clGetMemObjectInfo", owner));
     buffer->size = buffer->bytes[cls] = size;
@@ -45,12 +48,21 @@ done:
     return status;
 }
 
+void kvl_buffer_release(struct kvl_buffer *buffer)
+{
+    if (buffer->region != NULL) kvl_region_finish(buffer->region);
+    if (buffer->memory != NULL) clReleaseMemObject(buffer->memory);
+    if (buffer->region != NULL) kvl_region_give_back(buffer->region);
+    buffer->memory = NULL;
+    buffer->region = NULL;
+}
+
 void kvl_buffer_free(struct kvl_buffer **pointer)
 {
     struct kvl_buffer *buffer = *pointer;
     if (buffer == NULL) return;
     if (buffer->device) kvl_ledger_remove(buffer);
-    if (buffer->memory) clReleaseMemObject(buffer->memory);
+    kvl_buffer_release(buffer);
     kvl_free(pointer);
 }
 
@@ -63,11 +75,22 @@ static kvl_status check_range(const struct kvl_buffer *buffer, uint64_t offset, 
                     (unsigned long long)bytes, (unsigned long long)offset, buffer->owner, (unsigned long long)buffer->size);
 }
 
+/* A copy that lives until the host next waits for the queue; NULL for what is not small, and when there is no more room. */
+static const void *stage(struct kvl_device *device, const void *data, uint64_t bytes)
+{
+    enum { SMALL = 4096 };
+    if (bytes > SMALL || bytes > sizeof device->staging - device->staged) return NULL;
+    void *copy = memcpy(device->staging + device->staged, data, bytes);
+    device->staged += bytes;
+    return copy;
+}
+
 kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data)
 {
     const kvl_status status = check_range(buffer, offset, bytes, "write");
     if (status != KVL_OK || bytes == 0) return status;
-    return kvl_cl_check(clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
+    const void *copy = stage(buffer->device, data, bytes);
+    return kvl_cl_check(clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, copy == NULL, offset, bytes, copy != NULL ? copy : data, 0, NULL, NULL),
                         "clEnqueueWriteBuffer", buffer->owner);
 }
 
@@ -75,8 +98,10 @@ kvl_status kvl_buffer_read(struct kvl_buffer *buffer, uint64_t offset, uint64_t 
 {
     const kvl_status status = check_range(buffer, offset, bytes, "read");
     if (status != KVL_OK || bytes == 0) return status;
-    return kvl_cl_check(clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
-                        "clEnqueueReadBuffer", buffer->owner);
+    const kvl_status read = kvl_cl_check(clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset, bytes, data, 0, NULL, NULL),
+                                         "clEnqueueReadBuffer", buffer->owner);
+    if (read == KVL_OK) kvl_device_waited(buffer->device);
+    return read;
 }
 
 kvl_status kvl_buffer_copy(struct kvl_buffer *from, uint64_t from_offset, struct kvl_buffer *to, uint64_t to_offset, uint64_t bytes)

@@ -63,7 +63,7 @@ uint64_t kvl_buffer_bytes(const struct kvl_buffer *buffer); /* CL_MEM_SIZE as th
 /* A buffer that holds several classes (a page slab: payload, scale, slack): bytes by class, which must sum to its size. */
 kvl_status kvl_buffer_split(struct kvl_buffer *buffer, const uint64_t bytes[KVL_MEM_CLASSES]);
 
-kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data); /* blocks until `data` is free to reuse */
+kvl_status kvl_buffer_write(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, const void *data); /* blocks until `data` is free to reuse: at once for a few KiB */
 kvl_status kvl_buffer_read(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes, void *data);        /* blocks */
 kvl_status kvl_buffer_copy(struct kvl_buffer *from, uint64_t from_offset, struct kvl_buffer *to, uint64_t to_offset, uint64_t bytes);
 kvl_status kvl_buffer_fill_zero(struct kvl_buffer *buffer, uint64_t offset, uint64_t bytes);
@@ -111,18 +111,19 @@ kvl_status kvl_kernel_info(struct kvl_kernel *kernel, uint64_t *private_bytes, u
 
 /* ---- launches ---- */
 
-enum kvl_arg_kind { KVL_ARG_BUFFER, KVL_ARG_VALUE, KVL_ARG_LOCAL };
+enum kvl_arg_kind { KVL_ARG_BUFFER, KVL_ARG_VALUE, KVL_ARG_STRUCT, KVL_ARG_LOCAL };
 struct kvl_arg {
     enum kvl_arg_kind kind;
-    size_t size;               /* VALUE, LOCAL: bytes */
+    size_t size;               /* VALUE, STRUCT, LOCAL: bytes */
     struct kvl_buffer *buffer; /* BUFFER; NULL is a legal null pointer argument */
-    union { uint32_t u32; int32_t i32; uint64_t u64; float f32; } value;
+    union { uint32_t u32; int32_t i32; uint64_t u64; float f32; const void *pointer; } value; /* pointer: STRUCT, read during the launch call */
 };
 #define KVL_BUF(b) ((struct kvl_arg){.kind = KVL_ARG_BUFFER, .buffer = (b)})
 #define KVL_U32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.u32 = (x)})
 #define KVL_I32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.i32 = (x)})
 #define KVL_U64(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 8, .value.u64 = (x)})
 #define KVL_F32(x) ((struct kvl_arg){.kind = KVL_ARG_VALUE, .size = 4, .value.f32 = (x)})
+#define KVL_STRUCT(x) ((struct kvl_arg){.kind = KVL_ARG_STRUCT, .size = sizeof(x), .value.pointer = &(x)})
 #define KVL_LOCAL(bytes) ((struct kvl_arg){.kind = KVL_ARG_LOCAL, .size = (bytes)})
 
 /* What a launch works through, for roofline figures; 0 = not stated. */
@@ -145,6 +146,7 @@ uint64_t kvl_device_launches(const struct kvl_device *device); /* kernels enqueu
 struct kvl_sample {
     const char *kernel;                              /* owned by its program */
     uint64_t queued_ns, submit_ns, start_ns, end_ns; /* the device's clock */
+    uint64_t batch; /* the same for launches between which the host waited for nothing: a token's */
     struct kvl_work work;
 };
 /* While on, launches keep their events; samples are collected (blocks) by kvl_profile_take, which appends nothing twice. */

@@ -148,5 +148,13 @@ const struct kvl_caps *kvl_device_caps(const struct kvl_device *device) { return
 
 kvl_status kvl_device_finish(struct kvl_device *device)
 {
-    return kvl_cl_check(clFinish(device->queue), "clFinish", device->caps.name);
+    const kvl_status status = kvl_cl_check(clFinish(device->queue), "clFinish", device->caps.name);
+    if (status == KVL_OK) kvl_device_waited(device);
+    return status;
+}
+
+void kvl_device_waited(struct kvl_device *device)
+{
+    device->waits++;
+    device->staged = 0;
 }

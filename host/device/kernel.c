@@ -19,6 +19,7 @@ static kvl_status kernel_new(struct kvl_program *program, const char *name, stru
     KVL_TRY(kvl_cl_check(code, "clCreateKernel", name));
     KVL_TRY(kvl_cl_check(clGetKernelInfo(kernel->kernel, CL_KERNEL_NUM_ARGS, sizeof kernel->n_args, &kernel->n_args, NULL),
                          "clGetKernelInfo", name));
+    KVL_TRY(kvl_alloc(&kernel->set, kernel->n_args, sizeof *kernel->set));
     *out = kernel;
     kernel = NULL;
 done:
@@ -31,6 +32,8 @@ void kvl_kernel_free(struct kvl_kernel **pointer)
     struct kvl_kernel *kernel = *pointer;
     if (kernel == NULL) return;
     if (kernel->kernel) clReleaseKernel(kernel->kernel);
+    for (cl_uint i = 0; kernel->set != NULL && i < kernel->n_args; i++) kvl_free(&kernel->set[i].bytes);
+    kvl_free(&kernel->set);
     kvl_free(&kernel->name);
     kvl_free(pointer);
 }
@@ -63,16 +66,43 @@ done:
     return status;
 }
 
+static uint64_t serial_of(const struct kvl_arg *arg) { return arg->kind == KVL_ARG_BUFFER && arg->buffer ? arg->buffer->serial : 0; }
+
+static bool is_set(const struct kvl_set_arg *set, const struct kvl_arg *arg)
+{
+    if (!set->known || set->arg.size != arg->size || set->arg.kind != arg->kind) return false;
+    switch (arg->kind) {
+    case KVL_ARG_BUFFER: return set->serial == serial_of(arg);
+    case KVL_ARG_VALUE: return memcmp(&set->arg.value, &arg->value, arg->size) == 0;
+    case KVL_ARG_STRUCT: return memcmp(set->bytes, arg->value.pointer, arg->size) == 0;
+    case KVL_ARG_LOCAL: return true;
+    }
+    return false;
+}
+
+static kvl_status remember(struct kvl_set_arg *set, const struct kvl_arg *arg)
+{
+    kvl_free(&set->bytes);
+    *set = (struct kvl_set_arg){.known = true, .arg = *arg, .serial = serial_of(arg)};
+    if (arg->kind != KVL_ARG_STRUCT) return KVL_OK;
+    const kvl_status status = kvl_alloc(&set->bytes, arg->size, 1);
+    if (status == KVL_OK) memcpy(set->bytes, arg->value.pointer, arg->size);
+    return status;
+}
+
+/* Most arguments are those of the launch before: between the layers of a token a few change, and some drivers allocate memory for each. */
 static kvl_status set_arg(struct kvl_kernel *kernel, cl_uint index, const struct kvl_arg *arg)
 {
-    const cl_mem memory = arg->buffer ? arg->buffer->memory : NULL;
+    const cl_mem memory = arg->kind == KVL_ARG_BUFFER && arg->buffer ? arg->buffer->memory : NULL;
     cl_int code = CL_INVALID_VALUE;
+    if (is_set(&kernel->set[index], arg)) return KVL_OK;
     switch (arg->kind) {
     case KVL_ARG_BUFFER: code = clSetKernelArg(kernel->kernel, index, sizeof memory, &memory); break;
     case KVL_ARG_VALUE: code = clSetKernelArg(kernel->kernel, index, arg->size, &arg->value); break;
+    case KVL_ARG_STRUCT: code = clSetKernelArg(kernel->kernel, index, arg->size, arg->value.pointer); break;
     case KVL_ARG_LOCAL: code = clSetKernelArg(kernel->kernel, index, arg->size, NULL); break;
     }
-    if (code == CL_SUCCESS) return KVL_OK;
+    if (code == CL_SUCCESS) return remember(&kernel->set[index], arg);
     return kvl_fail(KVL_E_DEVICE, "kernel %s: argument %u (of %u, counted from 0) not accepted: %s (%d)", kernel->name,
                     (unsigned)index, (unsigned)kernel->n_args, kvl_cl_error_name(code), (int)code);
 }

@@ -42,8 +42,7 @@ void kvl_ledger_abandon(struct kvl_device *device)
         kvl_warn("%s closed with buffer '%s' (layer %d, %llu bytes) not freed", device->caps.name, buffer->owner, buffer->layer,
                  (unsigned long long)buffer->size);
         kvl_ledger_remove(buffer);
-        clReleaseMemObject(buffer->memory);
-        buffer->memory = NULL;
+        kvl_buffer_release(buffer);
     }
 }
 

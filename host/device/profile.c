@@ -11,7 +11,7 @@ kvl_status kvl_profile_slot(struct kvl_device *device, const char *kernel, struc
         KVL_TRY(kvl_realloc(&device->pending, room, sizeof *device->pending));
         device->pending_room = room;
     }
-    device->pending[device->n_pending] = (struct kvl_pending){.kernel = kernel, .work = work};
+    device->pending[device->n_pending] = (struct kvl_pending){.kernel = kernel, .work = work, .batch = device->waits};
     *event = &device->pending[device->n_pending].event;
 done:
     return status;
@@ -36,7 +36,7 @@ static kvl_status read_sample(const struct kvl_pending *pending, struct kvl_samp
         KVL_TRY(kvl_cl_check(clGetEventProfilingInfo(pending->event, whats[i], sizeof t[i], &t[i], NULL), "clGetEventProfilingInfo",
                              pending->kernel));
     *sample = (struct kvl_sample){
-        .kernel = pending->kernel, .work = pending->work, .queued_ns = t[0], .submit_ns = t[1], .start_ns = t[2], .end_ns = t[3]};
+        .kernel = pending->kernel, .work = pending->work, .batch = pending->batch, .queued_ns = t[0], .submit_ns = t[1], .start_ns = t[2], .end_ns = t[3]};
 done:
     return status;
 }

@@ -28,7 +28,7 @@ static const struct kvl_column columns[] = {
     {"ns_min", "ns", "shortest sample", KVL_COL_U64},
     {"ns_median", "ns", "median sample", KVL_COL_F64},
     {"wall_ns", "ns", "samples with profiling, 0 without", KVL_COL_U64},
-    {"span_ns", "ns", "of them, first start to last end of a kernel", KVL_COL_U64},
+    {"span_ns", "ns", "of them, first start to last end of a kernel, token by token", KVL_COL_U64},
     {"busy_ns", "ns", "of that, time in kernels", KVL_COL_U64},
 };
 const struct kvl_record_table kvl_bench_table = {"/bench", columns, sizeof columns / sizeof *columns};

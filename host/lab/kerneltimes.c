@@ -60,13 +60,16 @@ kvl_status kvl_profile_add(struct kvl_profile *p, const char *phase, uint64_t wa
     if (n == 0) return KVL_OK;
     KVL_TRY(find_phase(p, phase, &index));
     struct kvl_phase_times *times = &p->phase[index];
+    uint64_t batch_start_ns = samples[0].start_ns;
     for (size_t i = 0; i < n; i++) {
         struct kvl_kernel_times *k = NULL;
         KVL_TRY(find_kernel(p, samples[i].kernel, index, &k));
         KVL_TRY(add_launch(k, &samples[i]));
         times->busy_ns += samples[i].end_ns - samples[i].start_ns;
+        if (i + 1 < n && samples[i + 1].batch == samples[i].batch) continue;
+        times->span_ns += samples[i].end_ns - batch_start_ns;
+        if (i + 1 < n) batch_start_ns = samples[i + 1].start_ns;
     }
-    times->span_ns += samples[n - 1].end_ns - samples[0].start_ns;
     times->wall_ns += wall_ns;
     times->steps++;
 done:

@@ -14,8 +14,9 @@ struct kvl_kernel_times {
     struct kvl_work work; /* sums */
 };
 
-/* Sums over the steps of a phase. The queue is in order, so span - busy is time between kernels; wall - span is what the host
- * needed before the first kernel started and after the last one ended. */
+/* Sums over the steps of a phase. span: from the first start to the last end of a kernel, token by token (batch by batch: struct kvl_sample). The queue
+ * is in order, so span - busy is time between kernels, and wall - span is the host's: before a token's first kernel starts and after its last one
+ * has ended. */
 struct kvl_phase_times {
     char name[KVL_PHASE_BYTES];
     uint64_t steps, wall_ns, span_ns, busy_ns;

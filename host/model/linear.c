@@ -188,6 +188,7 @@ static const struct {
     [GEMV_ITEMS_1] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=1", NULL, 1},
     [GEMV_ITEMS_2] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=2", NULL, 2},
     [GEMV_ITEMS_4] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=4", NULL, 4},
+    [CHAIN] = {"gemv.cl", "kvl_gemv_chain", VECTORS " -DKVL_GEMV_T=1", NULL, 1},
     [EMBED] = {"embed.cl", "kvl_embed", "-DKVL_W_LANES=1 -DKVL_ITEMS=64", NULL, 0},
     [UNPACK] = {"blas.cl", "kvl_unpack", VECTORS, NULL, 0},
     [COLUMNS] = {"blas.cl", "kvl_columns", VECTORS, NULL, 0},
@@ -234,6 +235,36 @@ void kvl_linear_kernels_free(struct kvl_linear_kernels **kernels)
     kvl_free(kernels);
 }
 
+void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact,
+                        uint64_t bytes[KVL_LINEAR_SCRATCH])
+{
+    kvl_linear_blas_scratch(tuning, most_tokens, most_cols, exact, bytes);
+    bytes[TURNS] = exact ? 0 : TURNS_BYTES;
+}
+
+kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact)
+{
+    static const char *const names[KVL_LINEAR_SCRATCH] = {"unpacked weights", "activations by columns", "products", "turns of products"};
+    kvl_status status = KVL_OK;
+    uint64_t bytes[KVL_LINEAR_SCRATCH];
+    kvl_linear_scratch(kvl_device_tuning(kernels->device), most_tokens, most_cols, exact, bytes);
+    for (int i = 0; i < KVL_LINEAR_SCRATCH; i++)
+        if (bytes[i] != 0)
+            KVL_TRY(kvl_buffer_new(kernels->device, names[i], -1, KVL_MEM_SCRATCH, bytes[i], i == TURNS, &kernels->scratch[i]));
+    kernels->most_tokens = most_tokens;
+    kernels->most_cols = most_cols;
+done:
+    return status;
+}
+
+uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < KVL_LINEAR_SCRATCH; i++)
+        if (kernels->scratch[i] != NULL) bytes += kvl_buffer_bytes(kernels->scratch[i]);
+    return bytes;
+}
+
 static struct kvl_source cl_file(const char *name) { return (struct kvl_source){name, kvl_source_text(name)}; }
 
 kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out)
@@ -242,7 +273,7 @@ kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_
     if (i >= VARIANTS) return KVL_SKIP;
     *out = (struct kvl_linear_program){.kernel = variants[i].kernel,
                                        .variant = variants[i].options,
-                                       .vectors_only = i <= INT8_4,
+                                       .vectors_only = i <= INT8_4 || i == CHAIN,
                                        .parts = {cl_file("platform.cl"),
                                                  cl_file("weight/panel.cl"),
                                                  {type->device_source, kvl_embedded_text(type->device_source)},
@@ -275,11 +306,7 @@ done:
     return status;
 }
 
-/* Local memory of the 8-bit GEMV: codes (i16) and (scale, sum) a block. */
-static uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
-static uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
-
-static enum variant choose(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
+enum variant kvl_linear_variant(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
     const int size = T == 1 ? 0 : T == 2 ? 1 : 2;
@@ -368,7 +395,7 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
                         "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
                         caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);
     if (kvl_linear_goes_to_blas(kernels, linear, T, exact)) return kvl_linear_run_blas(kernels, linear, T, x, y, add);
-    const enum variant v = choose(kernels, linear, T, exact);
+    const enum variant v = kvl_linear_variant(kernels, linear, T, exact);
     for (uint64_t i = 0; i < linear->n_parts; i++) KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, NULL, y, add));
 done:
     return status;
@@ -378,7 +405,7 @@ kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struc
                                  const struct kvl_norm *norm, struct kvl_rows y, bool exact)
 {
     kvl_status status = KVL_OK;
-    const enum variant v = choose(kernels, linear, T, exact);
+    const enum variant v = kvl_linear_variant(kernels, linear, T, exact);
     if (norms_on_the_way(v) && linear->cols % COLUMN == 0) { /* whole blocks of x and of the norm's weight are read */
         for (uint64_t i = 0; i < linear->n_parts; i++)
             KVL_TRY(run_part(kernels, linear, &linear->parts[i], v, T, x, norm, y, false));

@@ -81,13 +81,13 @@ struct kvl_linear_program {
 };
 kvl_status kvl_linear_program(const struct kvl_tuning *tuning, const struct kvl_quant_type *type, size_t i, struct kvl_linear_program *out);
 
-/* Where a device's tuning gives products of many tokens to CLBlast: bytes of its scratch for most_tokens tokens and matrices of
- * most_cols columns (a block of rows unpacked, activations by columns, products). Zeros where gemm.cl makes them: other tunings, few
- * tokens, `exact`. */
-enum { KVL_LINEAR_SCRATCH = 3 };
+/* Bytes of scratch. Where a device's tuning gives products of many tokens to CLBlast, for most_tokens tokens and matrices of most_cols columns:
+ * a block of rows unpacked, activations by columns, products (zeros where gemm.cl makes them: other tunings, few tokens, `exact`). Without
+ * `exact`, the counters of chains. */
+enum { KVL_LINEAR_SCRATCH = 4 };
 void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact,
                         uint64_t bytes[KVL_LINEAR_SCRATCH]);
-/* Makes this scratch. Products for which there is none are made by gemm.cl. */
+/* Makes this scratch. Products for which there is none are made by gemm.cl, chains one product at a time. */
 kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact);
 uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels); /* bytes of it */
 
@@ -106,6 +106,17 @@ struct kvl_norm {
 /* y[t] = W norm(x[t]). */
 kvl_status kvl_linear_run_normed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                                  const struct kvl_norm *norm, struct kvl_rows y, bool exact);
+
+/* One product of a chain: W x, W norm(x) where a norm is given, added to y with `add`. */
+struct kvl_product {
+    const struct kvl_linear *linear;
+    struct kvl_rows x, y;
+    const struct kvl_norm *norm;
+    bool add;
+};
+/* n products one after the other: each may read what those before it wrote. The same bits as one at a time; where a work-item has vectors, neighbours
+ * of a weight type are one launch for one token. */
+kvl_status kvl_linear_run_chain(struct kvl_linear_kernels *kernels, const struct kvl_product *product, size_t n, uint32_t T, bool exact);
 
 /* y[t] = row ids[t] of the matrix times scale, for T ids (i32) from element first_id of the buffer. Ids beyond the rows leave y[t] as it is. */
 kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_buffer *ids,

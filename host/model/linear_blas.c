@@ -3,9 +3,7 @@
 #include "blas.h"
 #include "linear_internal.h"
 
-enum { WEIGHTS, ACTIVATIONS, PRODUCTS }; /* of the scratch */
 enum { BLOCK_ROWS = 512 };
-static const char *const scratch_name[KVL_LINEAR_SCRATCH] = {"unpacked weights", "activations by columns", "products"};
 
 /* A product's sizes, padded to CLBlast's tiles and to what cl/blas.cl goes through at once. */
 struct padded {
@@ -25,35 +23,13 @@ static bool is_chosen(const struct kvl_tuning *tuning, bool exact)
     return kvl_tuned(tuning, "gemm", "product", exact) == CLBLAST;
 }
 
-void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact,
-                        uint64_t bytes[KVL_LINEAR_SCRATCH])
+void kvl_linear_blas_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact, uint64_t bytes[BLAS_SCRATCH])
 {
     const struct padded most = pad(tuning, BLOCK_ROWS, most_tokens, most_cols);
     const uint64_t size = most_tokens > KVL_FEW_TOKENS && is_chosen(tuning, exact) ? sizeof(float) : 0;
     bytes[WEIGHTS] = size * most.m * most.k;
     bytes[ACTIVATIONS] = size * most.n * most.k;
     bytes[PRODUCTS] = size * most.m * most.n;
-}
-
-kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact)
-{
-    kvl_status status = KVL_OK;
-    uint64_t bytes[KVL_LINEAR_SCRATCH];
-    kvl_linear_scratch(kvl_device_tuning(kernels->device), most_tokens, most_cols, exact, bytes);
-    for (int i = 0; i < KVL_LINEAR_SCRATCH && bytes[i] != 0; i++)
-        KVL_TRY(kvl_buffer_new(kernels->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], false, &kernels->scratch[i]));
-    kernels->most_tokens = most_tokens;
-    kernels->most_cols = most_cols;
-done:
-    return status;
-}
-
-uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels)
-{
-    uint64_t bytes = 0;
-    for (int i = 0; i < KVL_LINEAR_SCRATCH; i++)
-        if (kernels->scratch[i] != NULL) bytes += kvl_buffer_bytes(kernels->scratch[i]);
-    return bytes;
 }
 
 bool kvl_linear_goes_to_blas(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)

@@ -12,6 +12,7 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 enum variant {
     GEMM, GEMV_1, GEMV_2, GEMV_4, INT8_1, INT8_2, INT8_4,    /* vectors in a work-item */
     GEMM_ITEMS, GEMV_ITEMS_1, GEMV_ITEMS_2, GEMV_ITEMS_4,    /* work-items as lanes */
+    CHAIN,                                                   /* vectors again */
     EMBED, UNPACK, COLUMNS, FINISH, VARIANTS
 };
 enum { KVL_FEW_TOKENS = 4 };
@@ -21,12 +22,16 @@ struct kvl_linear_sizes {
     uint32_t tokens, tile, pairs, groups;
 };
 
+/* Scratch: of linear_blas.c, and the counters of kvl_gemv_chain. */
+enum { WEIGHTS, ACTIVATIONS, PRODUCTS, BLAS_SCRATCH, TURNS = BLAS_SCRATCH, TURNS_BYTES = 192 };
+_Static_assert((int)TURNS + 1 == (int)KVL_LINEAR_SCRATCH, "linear.h");
+
 struct kvl_linear_kernels {
     struct kvl_device *device;
     struct kvl_linear_sizes sizes;
     struct kvl_kernel *norm, *add_row;
     struct kvl_kernel *(*of_type)[VARIANTS]; /* [kvl_n_quant_types] */
-    struct kvl_buffer *scratch[KVL_LINEAR_SCRATCH]; /* CLBlast's; NULL = it has no part in this */
+    struct kvl_buffer *scratch[KVL_LINEAR_SCRATCH]; /* NULL: CLBlast, or chains, have no part in this */
     uint32_t most_tokens;
     uint64_t most_cols;
 };
@@ -41,6 +46,14 @@ static inline uint32_t kvl_linear_epilogue(const struct kvl_linear *linear, bool
     return linear->gate != KVL_GATE_NONE ? GATED + (uint32_t)linear->gate - 1 : add ? ADD : STORE;
 }
 
+/* Which kernel multiplies T tokens. */
+enum variant kvl_linear_variant(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact);
+
+/* Local memory of the 8-bit GEMV: codes (i16) and (scale, sum) a block. */
+static inline uint64_t codes_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * COLUMN * 2; }
+static inline uint64_t scales_bytes(uint32_t tokens, uint64_t n_blocks) { return tokens * n_blocks * 8; }
+
+void kvl_linear_blas_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, uint64_t most_cols, bool exact, uint64_t bytes[BLAS_SCRATCH]);
 bool kvl_linear_goes_to_blas(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact);
 kvl_status kvl_linear_run_blas(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,
                                struct kvl_rows y, bool add);

@@ -401,21 +401,46 @@ static struct kvl_buffer *rotary_of(const struct kvl_session *s, uint32_t l)
     return s->scratch[own ? SLIDE_ROTARY : ROTARY];
 }
 
-/* The stage's rows: queries, keys and values of n tokens. */
-static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows x)
+static struct kvl_mla_run mla_run(struct kvl_session *s)
+{
+    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
+}
+
+/* Products that wait to be run together (kvl_linear_run_chain). */
+struct products {
+    struct kvl_product item[2 * MOST_MATRICES];
+    size_t n;
+};
+
+static kvl_status run_products(struct kvl_session *s, struct products *p, uint32_t n)
+{
+    const kvl_status status = p->n == 0 ? KVL_OK : kvl_linear_run_chain(s->kernels, p->item, p->n, n, s->config.exact);
+    p->n = 0;
+    return status;
+}
+
+/* Query, key and value rows in the stage are made of hidden rows: a product for each matrix. */
+static void list_qkv(struct kvl_session *s, const struct layer_weights *layer, struct kvl_rows hidden, const struct kvl_norm *norm, struct products *p)
+{
+    struct kvl_rows y = rows_of(s, STAGE, 0, kvl_stage_row(&kvl_cache_plan(s->cache)->dims));
+    for (size_t i = QKV; i < layer->n_matrices; i++) {
+        p->item[p->n++] = (struct kvl_product){&layer->matrix[i], hidden, y, norm, false};
+        y.offset += layer->matrix[i].rows;
+    }
+}
+
+/* What some models do to these rows; those of latents make them here. */
+static kvl_status finish_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
+    const struct kvl_mla_run run = mla_run(s);
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
+    if (layer->mla != NULL) return kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint32_t heads = dims->n_head + 2 * dims->n_kv_head, d = dims->head_dim;
-    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
     const struct kvl_rows queries = rows_of(s, STAGE, 0, (uint64_t)heads * d);
     const struct kvl_rows keys = {queries.buffer, (uint64_t)dims->n_head * d, queries.stride};
     struct kvl_buffer *const *vector = layer->vector;
-    struct kvl_rows y = queries;
-    for (size_t i = QKV; i < layer->n_matrices; i++) {
-        KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[i], n, x, &norm, y, s->config.exact));
-        y.offset += layer->matrix[i].rows;
-    }
     if (vector[QKV_BIAS] != NULL) KVL_TRY(kvl_add_row_run(s->kernels, n, heads * d, vector[QKV_BIAS], queries));
     if (vector[Q_NORM] != NULL) KVL_TRY(kvl_rms_norm_heads_run(s->kernels, n, dims->n_head, d, dims->rms_eps, vector[Q_NORM], queries));
     if (vector[K_NORM] != NULL) KVL_TRY(kvl_rms_norm_heads_run(s->kernels, n, dims->n_kv_head, d, dims->rms_eps, vector[K_NORM], keys));
@@ -423,30 +448,31 @@ done:
     return status;
 }
 
-/* hidden += W x, normalized before if there is a norm for it. */
-static kvl_status add_product(struct kvl_session *s, const struct kvl_linear *matrix, struct kvl_buffer *post_norm, uint32_t n, struct kvl_rows x,
-                              struct kvl_rows hidden)
+static kvl_status project_qkv(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_norm norm = norm_of(s, post_norm);
-    if (post_norm == NULL) return kvl_linear_run(s->kernels, matrix, n, x, hidden, true, s->config.exact);
-    KVL_TRY(kvl_linear_run(s->kernels, matrix, n, x, norm.normed, false, s->config.exact));
-    KVL_TRY(kvl_rms_norm_add_run(s->kernels, n, (uint32_t)matrix->rows, norm.eps, post_norm, norm.normed, hidden));
+    const struct layer_weights *layer = &s->weights->layer[l];
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
+    struct products products = {.n = 0};
+    list_qkv(s, layer, hidden, &norm, &products);
+    KVL_TRY(run_products(s, &products, n));
+    KVL_TRY(finish_qkv(s, layer, n, hidden));
 done:
     return status;
 }
 
-static struct kvl_mla_run mla_run(struct kvl_session *s)
+/* hidden += W x, normalized before if there is a norm for it. */
+static kvl_status add_product(struct kvl_session *s, struct products *p, const struct kvl_linear *matrix, struct kvl_buffer *post_norm, uint32_t n,
+                              struct kvl_rows x, struct kvl_rows hidden)
 {
-    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
-}
-
-/* Step 1 of the cache's order: the stage's rows from hidden ones. */
-static kvl_status project(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
-{
-    const struct kvl_mla_run run = mla_run(s);
-    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
-    return layer->mla == NULL ? project_qkv(s, layer, n, hidden) : kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
+    kvl_status status = KVL_OK;
+    const struct kvl_norm norm = norm_of(s, post_norm);
+    p->item[p->n++] = (struct kvl_product){matrix, x, post_norm == NULL ? hidden : norm.normed, NULL, post_norm == NULL};
+    if (post_norm == NULL) return KVL_OK;
+    KVL_TRY(run_products(s, p, n));
+    KVL_TRY(kvl_rms_norm_add_run(s->kernels, n, (uint32_t)matrix->rows, norm.eps, post_norm, norm.normed, hidden));
+done:
+    return status;
 }
 
 /* What the output matrix is multiplied with. */
@@ -458,22 +484,48 @@ static kvl_status attended_rows(struct kvl_session *s, const struct layer_weight
     return layer->mla == NULL ? KVL_OK : kvl_mla_values(layer->mla, &run, n, s->scratch[ATTENDED], out);
 }
 
-/* One layer for n tokens whose hidden rows are given; prompt: NULL, or the prompt that passes through the layers one at a time. */
-static kvl_status forward_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
+/* What follows a layer's attention; next: the layer whose query, key and value rows are made of the result, or NULL. */
+static kvl_status finish_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, const struct layer_weights *next)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct layer_weights *layer = &s->weights->layer[l];
-    const struct kvl_norm ffn_norm = norm_of(s, layer->vector[FFN_NORM]);
+    const struct kvl_norm ffn_norm = norm_of(s, layer->vector[FFN_NORM]), attn_norm = norm_of(s, next != NULL ? next->vector[ATTN_NORM] : NULL);
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
+    struct products products = {.n = 0};
     struct kvl_rows attended;
-    KVL_TRY(project(s, layer, n, hidden)); /* and steps 2 to 8: */
-    if (prompt != NULL) KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], rotary_of(s, l), s->scratch[ATTENDED]));
-    else KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
     KVL_TRY(attended_rows(s, layer, n, &attended));
-    KVL_TRY(add_product(s, &layer->matrix[ATTN_OUTPUT], layer->vector[ATTN_POST_NORM], n, attended, hidden));
-    KVL_TRY(kvl_linear_run_normed(s->kernels, &layer->matrix[GATE_UP], n, hidden, &ffn_norm, ff, s->config.exact));
-    KVL_TRY(add_product(s, &layer->matrix[FFN_DOWN], layer->vector[FFN_POST_NORM], n, ff, hidden));
+    KVL_TRY(add_product(s, &products, &layer->matrix[ATTN_OUTPUT], layer->vector[ATTN_POST_NORM], n, attended, hidden));
+    products.item[products.n++] = (struct kvl_product){&layer->matrix[GATE_UP], hidden, ff, &ffn_norm, false};
+    KVL_TRY(add_product(s, &products, &layer->matrix[FFN_DOWN], layer->vector[FFN_POST_NORM], n, ff, hidden));
+    if (next != NULL) list_qkv(s, next, hidden, &attn_norm, &products);
+    KVL_TRY(run_products(s, &products, n));
+    if (next != NULL) KVL_TRY(finish_qkv(s, next, n, hidden));
+done:
+    return status;
+}
+
+/* One layer for n tokens of a prompt that passes through the layers one at a time. */
+static kvl_status forward_prompt_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(project_qkv(s, l, n, hidden));
+    KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], rotary_of(s, l), s->scratch[ATTENDED]));
+    KVL_TRY(finish_layer(s, l, n, hidden, NULL));
+done:
+    return status;
+}
+
+/* All layers for n tokens whose hidden rows are given. */
+static kvl_status forward_layers(struct kvl_session *s, uint32_t n, struct kvl_rows hidden)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    KVL_TRY(project_qkv(s, 0, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
+        KVL_TRY(finish_layer(s, l, n, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
+    }
 done:
     return status;
 }
@@ -531,7 +583,7 @@ static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, ui
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
     KVL_TRY(embed(s, tokens, n, hidden));
-    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(forward_layer(s, l, n, hidden, NULL));
+    KVL_TRY(forward_layers(s, n, hidden));
     if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, first_logit, dims->n_embd), n_logits, first_row));
     kvl_cache_advance(s->cache, n);
     count_forward(s, n, n_logits);
@@ -650,7 +702,7 @@ static kvl_status layer_of_run(struct kvl_session *s, const struct passage *p, u
     for (uint32_t i = 0; i < pieces_of(s, run->n); i++) {
         const struct piece piece = piece_of(s, run->n, i);
         const kvl_status status = p->hidden != NULL
-                                      ? forward_layer(s, l, piece.n, hidden_rows(s, p, run->row + piece.first), p->prompt)
+                                      ? forward_prompt_layer(s, l, piece.n, hidden_rows(s, p, run->row + piece.first), p->prompt)
                                       : kvl_prompt_step(p->prompt, piece.n, s->scratch[STAGE], rotary_of(s, l), NULL);
         if (status != KVL_OK) return status;
     }

@@ -64,7 +64,8 @@ static void prompts_keep_what_a_window_may_see(void **state)
 {
     enum { PROMPT = ARCH_TOKENS / 2 };
     static const char *const specs[] = {"f32", "f32 keep=knorm budget=uniform(kept=1)", "f32 pos=compact keep=knorm budget=uniform(kept=1)",
-                                        "f32 rope=pre pos=compact keep=knorm budget=uniform(kept=1)"};
+                                        "f32 rope=pre pos=compact keep=knorm budget=uniform(kept=1)",
+                                        "f32 keep=tova budget=uniform(tokens=80) when=full"};
     struct rig r = rig_load(MODEL("gemma3"));
     const uint32_t n_vocab = r.model->dims.n_vocab;
     const struct kvl_session_config config = {

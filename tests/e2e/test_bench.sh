@@ -22,10 +22,10 @@ expect_refusal() { # WORDS-OF-THE-MESSAGE ARGUMENTS...
 
 # --- usage ---
 expect_refusal "nothing to time" -p 0 -n 0
-expect_refusal '"x" is not a number' -p 16,x
-expect_refusal '"" is not a number' -d 0,
-expect_refusal '"-1" is not a number' -n -1
-expect_refusal '"0000000000000000000016" is not a number' -n 0000000000000000000016
+expect_refusal '"x" is not a whole number' -p 16,x
+expect_refusal '"" is not a whole number' -d 0,
+expect_refusal '"-1" is not a whole number' -n -1
+expect_refusal '"0000000000000000000000000000000000000016" is not a whole number' -n 0000000000000000000000000000000000000016
 expect_refusal "--allow-long" -p 16 -n 0 -d 4096
 expect_refusal "nosuch" --kv nosuch
 

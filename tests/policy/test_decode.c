@@ -167,6 +167,8 @@ static const struct row {
     {"turboquant(bits=2) rot=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"k=turboquant(bits=4,sketch=sign) v=turboquant keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"kvquant(outliers=5) table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
+    {"int4(group=16,e4m3) keep=h2o budget=uniform(tokens=40) when=full", &dims_tiny, 90, 16},
+    {"k=think(recent=0) v=f32 table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"f32 rope=pre pos=compact keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 120, 64},
     {"int8 rope=pre rot=hadamard korder=hf sink=3 tail=7 pos=compact keep=tova budget=uniform(tokens=40) when=every:5", &dims_tiny, 120, 16},
     {"f16 keep=h2o budget=uniform(tokens=1) when=full", &dims_tiny, 40, 16},

@@ -32,7 +32,7 @@ static void check(struct rig *r, const float *score, const uint32_t *kept, const
 static void scores_kept_tokens_and_losses_are_those_of_the_independent_pass(void **state)
 {
     struct rig r = rig_load(TINY_MODEL);
-    for (uint32_t ubatch = 16; ubatch <= 64; ubatch *= 4) {
+    for (uint32_t ubatch = kvl_device_is_slow() ? 64 : 16; ubatch <= 64; ubatch *= 4) {
         start(&r, "oracle", ubatch);
         kvl_session_following(r.session, witness_token + PROMPT, NEXT);
         assert_ok(kvl_session_forward(r.session, witness_token, PROMPT, 1));
@@ -106,7 +106,7 @@ static void logits_of_any_tokens(void **state)
     struct rig r = rig_load(TINY_MODEL);
     const size_t n_vocab = r.model->dims.n_vocab;
     float *all = calloc(PROMPT * n_vocab, sizeof *all), *some = calloc(COUNT * n_vocab, sizeof *some);
-    for (size_t p = 0; p < sizeof protocols / sizeof *protocols; p++) {
+    for (size_t p = 0; p < (kvl_device_is_slow() ? 1 : sizeof protocols / sizeof *protocols); p++) {
         rig_session(&r, "f32", (struct kvl_session_config){.n_ctx = PROMPT, .ubatch = 16, .protocol = protocols[p], .exact = true, .max_logits = PROMPT});
         rig_forward(&r, witness_token, PROMPT, all);
         assert_ok(kvl_session_reset(r.session));

@@ -108,7 +108,10 @@ static void samples_are_taken_once_and_in_order(void **state)
     size_t n = 99;
     assert_ok(launch_add(x));
     kvl_profile_on(kvl_test_device, true);
-    for (int i = 0; i < 600; i++) assert_ok(launch_add(x)); /* beyond the first room for events */
+    for (int i = 0; i < 600; i++) { /* beyond the first room for events */
+        if (i == 400) assert_ok(kvl_device_finish(kvl_test_device));
+        assert_ok(launch_add(x));
+    }
     kvl_profile_on(kvl_test_device, false);
     assert_ok(launch_add(x));
     assert_ok(kvl_profile_take(kvl_test_device, &samples, &n));
@@ -121,6 +124,7 @@ static void samples_are_taken_once_and_in_order(void **state)
         assert_true(samples[i].submit_ns <= samples[i].start_ns);
         assert_true(samples[i].start_ns <= samples[i].end_ns);
         if (i > 0) assert_true(samples[i - 1].start_ns <= samples[i].start_ns);
+        if (i > 0) assert_int_equal(samples[i].batch != samples[i - 1].batch, i == 400);
     }
     assert_true(samples[0].start_ns > 0);
     kvl_free(&samples);

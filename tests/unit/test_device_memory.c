@@ -155,6 +155,31 @@ static void ranges_are_checked(void **state)
     kvl_buffer_free(&a);
 }
 
+/* On a CPU buffers lie one behind the other in memory of ours: none touches another, whichever go first. */
+static void buffers_do_not_overlap(void **state)
+{
+    enum { N = 24, ROUNDS = 3 };
+    struct kvl_buffer *buffers[N];
+    static char bytes[N * 40000];
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned i = 0; i < N; i++) {
+            buffers[i] = buffer_of(KVL_MEM_SCRATCH, 1 + i % 7 * 39997);
+            memset(bytes, (int)(i + 100 * round), sizeof bytes);
+            assert_ok(kvl_buffer_write(buffers[i], 0, 1 + i % 7 * 39997, bytes));
+            if (i % 3 == round) kvl_buffer_free(&buffers[i]);
+        }
+        for (unsigned i = 0; i < N; i++) {
+            if (buffers[i] == NULL) continue;
+            assert_ok(kvl_buffer_read(buffers[i], 0, 1 + i % 7 * 39997, bytes));
+            for (unsigned b = 0; b < 1 + i % 7 * 39997; b++) assert_int_equal(bytes[b], (char)(i + 100 * round));
+            kvl_buffer_free(&buffers[i]);
+        }
+    }
+    struct kvl_buffer *large = buffer_of(KVL_MEM_SCRATCH, 70 << 20); /* more than a region usually has */
+    assert_int_equal(kvl_buffer_bytes(large), 70 << 20);
+    kvl_buffer_free(&large);
+}
+
 static void a_buffer_may_outlive_its_device(void **state)
 {
     struct kvl_device *device = NULL;
@@ -176,6 +201,7 @@ int main(void)
         cmocka_unit_test(too_large_is_a_clean_error),
         cmocka_unit_test(transfers_move_the_right_bytes),
         cmocka_unit_test(ranges_are_checked),
+        cmocka_unit_test(buffers_do_not_overlap),
         cmocka_unit_test(a_buffer_may_outlive_its_device),
     };
     return KVL_ON_EACH_DEVICE(tests);

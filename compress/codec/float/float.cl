@@ -60,7 +60,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                 KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[w * KVL_NQ + r] = fma(q[r * KVL_D + c], k, dot[w * KVL_NQ + r]);
             }
         }
-        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) vstore16(dot[i], 0, out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) KVL_STORE16(dot[i], out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
     }
 }
 #else
@@ -78,7 +78,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
                 KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[w * KVL_NQ + r] = fma(p[r * KVL_B + t], v, sum[w * KVL_NQ + r]);
             }
         }
-        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
     }
 }
 #endif

@@ -60,12 +60,12 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 }
 
 #if KVL_VECTORS
-/* Sign, exponent and mantissa move to their places in a binary32, whose exponent is then off by the difference of the biases: a product with
- * a power of two puts normal and subnormal codes right. */
+/* Codes times a power of two: sign, exponent and mantissa move to their places in a binary32, whose exponent is then off by the difference of the
+ * biases, for normal and subnormal codes alike. UNIT makes a factor of such numbers one of the codes' numbers. */
+#define UNIT(scale) ((scale) * POWER(127 - KVL_OPT_BIAS))
 float16 KVL_FN(unscaled)(uchar16 codes)
 {
-    const int16 bits = convert_int16(as_char16(codes)) << SHIFT & (int)(0x80000000u | 0x7fu << SHIFT);
-    return as_float16(bits) * POWER(127 - KVL_OPT_BIAS);
+    return as_float16(convert_int16(as_char16(codes)) << SHIFT & (int)(0x80000000u | 0x7fu << SHIFT));
 }
 
 #if KVL_IS_K
@@ -83,13 +83,13 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
                 const float16 k = KVL_FN(unscaled)(vload16(0, block + AT(t0 + t + 16 * w, c)));
-                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) dot[w * KVL_NQ + r] = fma(q[r * KVL_D + c], k, dot[w * KVL_NQ + r]);
+                kvl_add_to_rows(dot + w * KVL_NQ, q + c, KVL_D, k);
             }
         }
         KVL_UNROLL for (uint w = 0; w < WIDE; w++)
         {
             const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + t + 16 * w);
-            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) vstore16(dot[w * KVL_NQ + r] * scale, 0, out + r * KVL_B + t + 16 * w);
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) KVL_STORE16(dot[w * KVL_NQ + r] * UNIT(scale), out + r * KVL_B + t + 16 * w);
         }
     }
 }
@@ -102,7 +102,7 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
     float scaled[KVL_NQ * KVL_SLICE]; /* p * scale */
     for (uint i = 0; i < KVL_NQ * KVL_SLICE; i += 16) {
         const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + i % KVL_SLICE);
-        vstore16(scale * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), 0, scaled + i);
+        KVL_STORE16(UNIT(scale) * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), scaled + i);
     }
     for (uint c = 0; c < KVL_D; c += 16 * WIDE) {
         float16 sum[WIDE * KVL_NQ];
@@ -111,15 +111,15 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
                 const float16 v = KVL_FN(unscaled)(vload16(0, block + AT(t0 + t, c + 16 * w)));
-                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                    sum[w * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[w * KVL_NQ + r]);
+                kvl_add_to_rows(sum + w * KVL_NQ, scaled + t, KVL_SLICE, v);
             }
         }
-        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) KVL_STORE16(sum[i], acc + i % KVL_NQ * KVL_D + c + i / KVL_NQ * 16);
     }
 }
 #endif
 #undef WIDE
+#undef UNIT
 #endif
 #undef AT
 #undef SCALES

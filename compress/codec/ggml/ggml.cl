@@ -176,18 +176,15 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 }
 
 #if KVL_VECTORS
+#define HALVES (BLOCK / SPAN) /* codes of a byte */
 #if KVL_OPT_NONLINEAR
-float16 KVL_FN(numbers)(uchar16 codes)
-{
-    return convert_float16(kvl_pick16((char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), codes));
-}
+#define VALUES16 ((char16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(kvl_pick16(VALUES16, codes)); }
 #elif KVL_OPT_BITS == 8
 float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(as_char16(codes)); }
 #else
 float16 KVL_FN(numbers)(uchar16 codes) { return convert_float16(as_char16(codes) - (char)KVL_OPT_OFFSET); }
 #endif
-/* 16 where a bit is set. */
-#define FIFTH(bits) (as_uchar16((bits) != (uchar16)0) & (uchar)16)
 
 #if KVL_IS_K
 #if KVL_OPT_MIN
@@ -204,17 +201,18 @@ void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
 #endif
 
-/* Channel i of 16 tokens from `at` on. */
-float16 KVL_FN(column)(const KVL_GLOBAL uchar *at, uint i)
+/* Half h of 16 tokens' bytes of a channel, with bit i of `fifth` above it. */
+uchar16 KVL_FN(column)(uchar16 bytes, uint h, uchar16 fifth, uint i)
 {
 #if KVL_OPT_BITS == 8
-    return KVL_FN(numbers)(vload16(0, at + i * ROW_STRIDE));
+    return bytes;
 #else
-    uchar16 codes = vload16(0, at + (LOW_ROW + i % 16) * ROW_STRIDE) >> (uchar)(i / 16 * 4) & (uchar)15;
+    const uchar16 codes = bytes >> (uchar)(4 * h) & (uchar)15;
 #if KVL_OPT_BITS == 5
-    codes |= FIFTH(vload16(0, at + i / 8 * ROW_STRIDE) & (uchar)(1 << i % 8));
+    return codes | ((i < 4 ? fifth << (uchar)(4 - i) : fifth >> (uchar)(i - 4)) & (uchar)16);
+#else
+    return codes;
 #endif
-    return KVL_FN(numbers)(codes);
 #endif
 }
 
@@ -226,16 +224,21 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
     const KVL_GLOBAL half *params = (const KVL_GLOBAL half *)PARAMS(block);
     for (uint t = 0; t < KVL_SLICE; t += 16 * WIDE) {
         for (uint k = 0; k < N_BLOCKS; k++) {
+            const KVL_GLOBAL uchar *at = CODES_AT(block, t0 + t, k);
             float16 dot[WIDE * KVL_NQ];
             KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
-            for (uint i = 0; i < SPAN; i++) {
-                KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+            for (uint i8 = 0; i8 < SPAN; i8 += 8) {
+                uchar16 fifth[WIDE * HALVES]; /* of 8 channels */
+                KVL_UNROLL for (uint i = 0; i < WIDE * HALVES; i++)
+                    fifth[i] = LOW_ROW > 0 ? vload16(0, at + (i8 + i % HALVES * SPAN) / 8 * ROW_STRIDE + i / HALVES * 16) : (uchar16)0;
+                KVL_UNROLL for (uint i = 0; i < 8; i++)
                 {
-                    KVL_UNROLL for (uint j = 0; j < BLOCK; j += SPAN)
+                    KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                     {
-                        const float16 column = KVL_FN(column)(CODES_AT(block, t0 + t + 16 * w, k), i + j);
-                        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                            dot[w * KVL_NQ + r] = fma(q[r * KVL_D + k * BLOCK + i + j], column, dot[w * KVL_NQ + r]);
+                        const uchar16 bytes = vload16(0, at + (LOW_ROW + i8 + i) * ROW_STRIDE + 16 * w);
+                        KVL_UNROLL for (uint h = 0; h < HALVES; h++)
+                            kvl_add_to_rows(dot + w * KVL_NQ, q + k * BLOCK + h * SPAN + i8 + i, KVL_D,
+                                            KVL_FN(numbers)(KVL_FN(column)(bytes, h, fifth[w * HALVES + h], i)));
                     }
                 }
             }
@@ -249,7 +252,7 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #if KVL_OPT_MIN
                     sum = fma(aux[r * N_BLOCKS + k], vload_half16(0, params + MIN_AT(k, t0 + t + 16 * w)), sum);
 #endif
-                    vstore16(fma(dot[w * KVL_NQ + r], scale, sum), 0, o);
+                    KVL_STORE16(fma(dot[w * KVL_NQ + r], scale, sum), o);
                 }
             }
         }
@@ -257,60 +260,80 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #undef WIDE
 #else
-/* Channels i .. i + 15 (i is 0 or 16) of the token at `at`. */
-float16 KVL_FN(run)(const KVL_GLOBAL uchar *at, uint i)
+/* Sums of values run over numbers BASE + (code - OFFSET) * STEP, whose codes need no conversion (platform.cl). */
+#if KVL_OPT_NONLINEAR || KVL_OPT_BITS == 8
+#define STEP 1.0f
+#define BASE 0.0f
+#else
+#define STEP (1.0f / (1 << KVL_OPT_BITS))
+#define BASE (1.0f + KVL_OPT_OFFSET * STEP)
+#endif
+
+/* Numbers of channels 16 h .. 16 h + 15 of the block of a token at `at`. */
+float16 KVL_FN(run)(const KVL_GLOBAL uchar *at, uint h)
 {
 #if KVL_OPT_BITS == 8
-    return KVL_FN(numbers)(vload16(0, at + i));
+    return KVL_FN(numbers)(vload16(h, at));
 #else
-    uchar16 codes = vload16(0, at + LOW_ROW) >> (uchar)(i / 16 * 4) & (uchar)15;
-#if KVL_OPT_BITS == 5
-    const uchar16 bit = (uchar16)(1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128);
-    codes |= FIFTH((uchar16)((uchar8)(at[i / 8]), (uchar8)(at[i / 8 + 1])) & bit);
+    const uint16 words = kvl_words(at + LOW_ROW, 0, 1, 16);
+#if KVL_OPT_NONLINEAR
+    return kvl_pick_floats(convert_float16(VALUES16), words >> 4 * h & 15u);
+#elif KVL_OPT_BITS == 5
+    const uint16 fifth = /* goes to the highest bit of the mantissa */
+        rotate((uint16)as_uint(vload4(0, at)), (22u - 16 * h - (uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)) & 31u);
+    return as_float16(bitselect(as_uint16(kvl_code_numbers(words, 4 * h, 5)), fifth, (uint16)0x400000u));
+#else
+    return kvl_code_numbers(words, 4 * h, 4);
 #endif
-    return KVL_FN(numbers)(codes);
 #endif
 }
 
-/* p * scale of a block into `scaled` [NQ][SLICE], and the sums of p * minimum. */
-void KVL_FN(scale_weights)(const KVL_GLOBAL half *params, uint k, uint t0, const KVL_QS float *p, float *scaled, float *min_sum)
+/* p * scale of a block into `scaled` [NQ][SLICE], for sums of numbers, and the sums of p times what is left. */
+void KVL_FN(scale_weights)(const KVL_GLOBAL half *params, uint k, uint t0, const KVL_QS float *p, float *scaled, float *rest_sum)
 {
-    for (uint r = 0; r < KVL_NQ; r++) {
-        float16 sum = 0.0f;
-        for (uint t = 0; t < KVL_SLICE; t += 16) {
-            const float16 weight = vload16(0, p + r * KVL_B + t);
-            vstore16(weight * vload_half16(0, params + SCALE_AT(k, t0 + t)), 0, scaled + r * KVL_SLICE + t);
+    float16 sum[KVL_NQ];
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = 0.0f;
+    for (uint t = 0; t < KVL_SLICE; t += 16) {
+        const float16 scale = vload_half16(0, params + SCALE_AT(k, t0 + t));
 #if KVL_OPT_MIN
-            sum = fma(weight, vload_half16(0, params + MIN_AT(k, t0 + t)), sum);
+        const float16 rest = fma(scale, -BASE / STEP, vload_half16(0, params + MIN_AT(k, t0 + t)));
+#else
+        const float16 rest = scale * (-BASE / STEP);
 #endif
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+        {
+            const float16 weight = vload16(0, p + r * KVL_B + t);
+            KVL_STORE16(weight * (scale * (1.0f / STEP)), scaled + r * KVL_SLICE + t);
+            sum[r] = fma(weight, rest, sum[r]);
         }
-        min_sum[r] = kvl_sum16(sum);
     }
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) rest_sum[r] = kvl_sum16(sum[r]);
 }
 
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
                         KVL_QS float *acc)
 {
     for (uint k = 0; k < N_BLOCKS; k++) {
-        float scaled[KVL_NQ * KVL_SLICE], min_sum[KVL_NQ];
-        KVL_FN(scale_weights)((const KVL_GLOBAL half *)PARAMS(block), k, t0, p, scaled, min_sum);
+        float scaled[KVL_NQ * KVL_SLICE], rest_sum[KVL_NQ];
+        KVL_FN(scale_weights)((const KVL_GLOBAL half *)PARAMS(block), k, t0, p, scaled, rest_sum);
         float16 sum[2 * KVL_NQ]; /* [2][NQ]: both halves of the block */
-        KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++)
-            sum[i] = vload16(0, acc + i % KVL_NQ * KVL_D + k * BLOCK + i / KVL_NQ * 16) + min_sum[i % KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++) sum[i] = 0.0f;
         for (uint t = 0; t < KVL_SLICE; t++) {
-            KVL_UNROLL for (uint j = 0; j < 2; j++)
-            {
-                const float16 run = KVL_FN(run)(CODES_AT(block, t0 + t, k), 16 * j);
-                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                    sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], run, sum[j * KVL_NQ + r]);
-            }
+            KVL_UNROLL for (uint h = 0; h < 2; h++)
+                kvl_add_to_rows(sum + h * KVL_NQ, scaled + t, KVL_SLICE, KVL_FN(run)(CODES_AT(block, t0 + t, k), h));
         }
         KVL_UNROLL for (uint i = 0; i < 2 * KVL_NQ; i++)
-            vstore16(sum[i], 0, acc + i % KVL_NQ * KVL_D + k * BLOCK + i / KVL_NQ * 16);
+        {
+            KVL_QS float *o = acc + i % KVL_NQ * KVL_D + k * BLOCK + i / KVL_NQ * 16;
+            KVL_STORE16(sum[i] + (vload16(0, o) + rest_sum[i % KVL_NQ]), o);
+        }
     }
 }
+#undef STEP
+#undef BASE
 #endif
-#undef FIFTH
+#undef HALVES
+#undef VALUES16
 #endif
 #undef BLOCK
 #undef N_BLOCKS

@@ -2,7 +2,10 @@
  * A word is WORD_BYTES bytes that hold WORD_CODES codes, those of channels SPAN apart in a GROUP. Byte row b of a token: K [rows][P],
  * V [P][rows]; then scale (and zero), binary16 or 8 bits: with TOKENS 1 per group and token, else per channel and TOKENS tokens (GROUP is the head).
  * With BLOCK, for every BLOCK tokens: RANK pairs of factors, then OUTLIERS largest and smallest numbers of each channel or token, then their
- * indices. */
+ * indices.
+ *
+ * Outliers are added to all query rows at once (add_outliers; PoCL, 4096 tokens, us of a layer's attention): one by one 145, at once 97, with sums put
+ * back in order by shuffles 93. Two or four sets of sums, so that stores and loads of one place are farther apart, 104 and 111 instead of 98. */
 #define GROUP KVL_OPT_GROUP
 #define TOKENS KVL_OPT_TOKENS
 #define BLOCK KVL_OPT_BLOCK
@@ -413,7 +416,11 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
 {
     for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+#if PARAM_MANTISSA == 0
     kvl_move_halves(PARAM_BASE(to), t_to, PARAM_BASE(from), t_from, N_GROUPS * PARAMS, KVL_P);
+#else
+    for (uint i = 0; i < N_GROUPS * PARAMS; i++) PARAM_BASE(to)[i * KVL_P + t_to] = PARAM_BASE(from)[i * KVL_P + t_from];
+#endif
 }
 #endif
 
@@ -427,6 +434,75 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 #else
 #define RUN 16
 #endif
+#if KVL_OPT_ASYM
+#define ZERO16(params, scale, c, t) PARAMS16(params, ZERO_AT(c, t))
+#else
+#define ZERO16(params, scale, c, t) (-OFFSET * (scale))
+#endif
+
+#if BLOCK
+#if SPARSE
+#define REACH (KVL_IS_K ? RUN : KVL_D) /* tokens or channels that outliers of a run may be at */
+
+/* Up to four rows, `stride` apart, gain the outliers of the n channels or tokens from `first` on, times these rows' factors; index_from: the token or
+ * channel that rows begin at. The rows' numbers are side by side meanwhile, so that an outlier is added to all at once. */
+void KVL_FN(add_outliers)(const KVL_GLOBAL uchar *block, uint b, uint first, uint n, uint index_from, const float *factor, uint factor_stride,
+                          uint n_rows, float *rows, uint stride)
+{
+    const KVL_GLOBAL uchar *index = INDICES(block) + SPARSE_AT(b, 0, first);
+    float16 sums[REACH / 4];
+    float value[SPARSE * VECTORS], *sum = (float *)sums;
+    for (uint i = 0; i < REACH / 4; i++) sums[i] = 0.0f;
+    for (uint e = 0; e < SPARSE; e++)
+        for (uint v = 0; v < n; v += 16)
+            KVL_STORE16(vload_half16(0, (const KVL_GLOBAL half *)VALUES(block) + SPARSE_AT(b, e, first + v)), value + e * VECTORS + v);
+    for (uint v = 0; v < n; v++) {
+        const float4 all = (float4)(factor[v], n_rows > 1 ? factor[factor_stride + v] : 0.0f, n_rows > 2 ? factor[2 * factor_stride + v] : 0.0f,
+                                    n_rows > 3 ? factor[3 * factor_stride + v] : 0.0f);
+        KVL_UNROLL for (uint e = 0; e < SPARSE; e++)
+        {
+            const uint at = index[e * VECTORS + v] - index_from;
+            if (BLOCK > RUN && at >= REACH) continue; /* of another run */
+            vstore4(fma(all, value[e * VECTORS + v], vload4(at, sum)), at, sum);
+        }
+    }
+    for (uint i = 0; i < REACH; i += 16) {
+        const float16 *of_four = (const float16 *)(sum + 4 * i), low_even = (float16)(of_four[0].even, of_four[1].even),
+                      low_odd = (float16)(of_four[0].odd, of_four[1].odd), high_even = (float16)(of_four[2].even, of_four[3].even),
+                      high_odd = (float16)(of_four[2].odd, of_four[3].odd);
+        const float16 gain[4] = {(float16)(low_even.even, high_even.even), (float16)(low_odd.even, high_odd.even),
+                                 (float16)(low_even.odd, high_even.odd), (float16)(low_odd.odd, high_odd.odd)};
+        KVL_UNROLL for (uint r = 0; r < 4; r++)
+            if (r < n_rows) KVL_STORE16(vload16(0, rows + r * stride + i) + gain[r], rows + r * stride + i);
+    }
+}
+#endif
+
+/* Rows [NQ] of n numbers, `stride` apart, gain the run's low-rank part: the product of the rows of `from` with n_from numbers of one factor of a
+ * pair, times n numbers of the other. */
+void KVL_FN(add_low_rank)(const KVL_GLOBAL half *in, const float *from, uint from_stride, uint n_from, const KVL_GLOBAL half *out, float *rows,
+                          uint stride, uint n)
+{
+    float16 weight[RANK * KVL_NQ + 1];
+    KVL_UNROLL for (uint i = 0; i < RANK * KVL_NQ; i++) weight[i] = 0.0f;
+    for (uint i = 0; i < n_from; i += 16)
+        KVL_UNROLL for (uint k = 0; k < RANK; k++)
+        {
+            const float16 x = vload_half16(0, in + FACTOR_AT(0, k, i));
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+                weight[k * KVL_NQ + r] = fma(vload16(0, from + r * from_stride + i), x, weight[k * KVL_NQ + r]);
+        }
+    KVL_UNROLL for (uint i = 0; i < RANK * KVL_NQ; i++) weight[i] = kvl_sum16(weight[i]);
+    for (uint i = 0; i < n; i += 16)
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+        {
+            float16 sum = vload16(0, rows + r * stride + i);
+            KVL_UNROLL for (uint k = 0; k < RANK; k++) sum = fma(weight[k * KVL_NQ + r], vload_half16(0, out + FACTOR_AT(0, k, i)), sum);
+            KVL_STORE16(sum, rows + r * stride + i);
+        }
+}
+#endif
+
 #if KVL_IS_K
 /* aux[g] = sum of q over the group: the zero point's share of every score. */
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
@@ -444,15 +520,18 @@ void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
 /* q * scale of the channels of token t's group into `scaled` [NQ][D], and the zero points' share of every score. */
 void KVL_FN(scale_queries)(const KVL_GLOBAL uchar *params, uint t, const KVL_QS float *q, float *scaled, float *base)
 {
-    for (uint r = 0; r < KVL_NQ; r++) {
-        float16 sum = 0.0f;
-        for (uint c = 0; c < KVL_D; c += 16) {
+    float16 sum[KVL_NQ];
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = 0.0f;
+    for (uint c = 0; c < KVL_D; c += 16) {
+        const float16 scale = PARAMS16(params, SCALE_AT(c, t)), zero = ZERO16(params, scale, c, t);
+        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
+        {
             const float16 x = vload16(0, q + r * KVL_D + c);
-            vstore16(x * PARAMS16(params, SCALE_AT(c, t)), 0, scaled + r * KVL_D + c);
-            sum = fma(x, PARAMS16(params, ZERO_AT(c, t)), sum);
+            KVL_STORE16(x * scale, scaled + r * KVL_D + c);
+            sum[r] = fma(x, zero, sum[r]);
         }
-        base[r] = kvl_sum16(sum);
     }
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) base[r] = kvl_sum16(sum[r]);
 }
 #define FACTOR scaled
 #else
@@ -463,27 +542,12 @@ void KVL_FN(scale_queries)(const KVL_GLOBAL uchar *params, uint t, const KVL_QS 
 /* The low-rank and the sparse share of the scores of RUN tokens from t0 on. */
 void KVL_FN(add_to_scores)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *q, KVL_QS float *out)
 {
-    const uint b = t0 / BLOCK;
-    for (uint k = 0; k < RANK; k++) {
-        const KVL_GLOBAL half *factor = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(b, k, 0);
-        for (uint r = 0; r < KVL_NQ; r++) {
-            float16 sum = 0.0f;
-            for (uint c = 0; c < KVL_D; c += 16) sum = fma(vload16(0, q + r * KVL_D + c), vload_half16(0, factor + BLOCK + c), sum);
-            const float weight = kvl_sum16(sum);
-            for (uint t = 0; t < RUN; t += 16) {
-                KVL_QS float *o = out + r * KVL_B + t;
-                vstore16(fma(weight, vload_half16(0, factor + t0 % BLOCK + t), vload16(0, o)), 0, o);
-            }
-        }
-    }
-    for (uint e = 0; e < SPARSE; e++)
-        for (uint v = 0; v < VECTORS; v++) {
-            const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
-            const uint t = (TOKENS > 1 ? at : v) - t0 % BLOCK, c = TOKENS > 1 ? v : at;
-            const float value = kvl_load_half(VALUES(block), SPARSE_AT(b, e, v));
-            if (t < RUN)
-                for (uint r = 0; r < KVL_NQ; r++) out[r * KVL_B + t] = fma(q[r * KVL_D + c], value, out[r * KVL_B + t]);
-        }
+    const KVL_GLOBAL half *factors = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(t0 / BLOCK, 0, 0);
+    KVL_FN(add_low_rank)(factors + BLOCK, q, KVL_D, KVL_D, factors + t0 % BLOCK, out, KVL_B, RUN);
+#if SPARSE
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r += 4)
+        KVL_FN(add_outliers)(block, t0 / BLOCK, 0, KVL_D, t0 % BLOCK, q + r * KVL_D, KVL_D, KVL_NQ - r < 4 ? KVL_NQ - r : 4, out + r * KVL_B, KVL_B);
+#endif
 }
 #endif
 
@@ -507,36 +571,27 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                 KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                 {
                     uchar16 bytes[WORD_BYTES];
-                    KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++)
-                        bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
+                    KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(g, k, b)));
                     KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
-                    {
-                        const float16 k = convert_float16(KVL_CODES(bytes, j, KVL_OPT_BITS));
-                        KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                            dot[w * KVL_NQ + r] = fma(FACTOR[r * KVL_D + g * GROUP + j * SPAN + b], k, dot[w * KVL_NQ + r]);
-                    }
+                        kvl_add_to_rows(dot + w * KVL_NQ, FACTOR + g * GROUP + j * SPAN + b, KVL_D,
+                                        convert_float16(KVL_CODES(bytes, j, KVL_OPT_BITS)));
                 }
             }
-#if TOKENS > 1
-            KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
-                vstore16(dot[i] + base[i % KVL_NQ], 0, out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
-#else
             KVL_UNROLL for (uint w = 0; w < WIDE; w++)
             {
-                const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t + 16 * w));
-#if KVL_OPT_ASYM
-                const float16 base = PARAMS16(params, ZERO_AT(g * GROUP, t0 + t + 16 * w));
+#if TOKENS > 1
+                KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) KVL_STORE16(dot[w * KVL_NQ + r] + base[r], out + r * KVL_B + t + 16 * w);
 #else
-                const float16 base = -OFFSET * scale;
-#endif
+                const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t + 16 * w));
+                const float16 zero = ZERO16(params, scale, g * GROUP, t0 + t + 16 * w);
                 KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
                 {
                     KVL_QS float *o = out + r * KVL_B + t + 16 * w;
                     const float16 before = g == 0 ? (float16)0.0f : vload16(0, o);
-                    vstore16(fma(dot[w * KVL_NQ + r], scale, fma(aux[r * N_GROUPS + g], base, before)), 0, o);
+                    KVL_STORE16(fma(dot[w * KVL_NQ + r], scale, fma(aux[r * N_GROUPS + g], zero, before)), o);
                 }
-            }
 #endif
+            }
         }
     }
 #if BLOCK
@@ -546,179 +601,111 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #undef WIDE
 #undef FACTOR
 #else
-/* What codes of a run of tokens are multiplied by, into `scaled` [NQ][RUN]: p, or p * scale of group g; and the sum of p * zero point, which
- * is left to the end where parameters are by channel. */
-void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, const KVL_QS float *p, float16 *scaled, float *base_sum)
+/* Sums of values run over kvl_code_numbers(): number * UNIT(scale) + REST(scale, zero) is code * scale + zero. */
+#define UNIT(scale) ((scale) * (1.0f / KVL_CODE_STEP(KVL_OPT_BITS)))
+#define REST(scale, zero) fma((scale), -KVL_CODE_BASE(KVL_OPT_BITS) / KVL_CODE_STEP(KVL_OPT_BITS), zero)
+
+/* What numbers of a run of tokens are multiplied by, into `scaled` [NQ][RUN]: p, or p * scale of group g; and the sum of p * zero point, or, where
+ * parameters are by channel, of p. */
+void KVL_FN(scale_weights)(const KVL_GLOBAL uchar *params, uint g, uint t0, const KVL_QS float *p, float *scaled, float *base_sum)
 {
     float16 sum[KVL_NQ];
     KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) sum[r] = 0.0f;
     for (uint t = 0; t < RUN; t += 16) {
 #if TOKENS > 1
-        const float16 scale = 1.0f, zero = 1.0f;
+        const float16 unit = 1.0f, rest = 1.0f;
 #else
-        const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t));
-#if KVL_OPT_ASYM
-        const float16 zero = PARAMS16(params, ZERO_AT(g * GROUP, t0 + t));
-#else
-        const float16 zero = -OFFSET * scale;
-#endif
+        const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0 + t)), unit = UNIT(scale);
+        const float16 rest = REST(scale, ZERO16(params, scale, g * GROUP, t0 + t));
 #endif
         KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
         {
             const float16 weight = vload16(0, p + r * KVL_B + t);
-            scaled[(r * RUN + t) / 16] = weight * scale;
-            sum[r] = fma(weight, zero, sum[r]);
+            KVL_STORE16(weight * unit, scaled + r * RUN + t);
+            sum[r] = fma(weight, rest, sum[r]);
         }
     }
     KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) base_sum[r] = kvl_sum16(sum[r]);
 }
 
-/* Words side by side in a vector: their codes j are neighbouring channels, and where there are few words, so are the codes j + 1 behind them:
- * WORDS words, TOGETHER codes of each, LANES channels. */
-#if SPAN % 16 == 0
-#define WORDS 16
-#define TOGETHER 1
-#elif SPAN == 8 && WORD_CODES % 2 == 0
-#define WORDS 8
-#define TOGETHER 2
-#elif SPAN == 4 && WORD_CODES % 4 == 0
-#define WORDS 4
-#define TOGETHER 4
-#elif SPAN % 8 == 0
-#define WORDS 8
-#define TOGETHER 1
-#endif
-#ifdef WORDS
-#define LANES (WORDS * TOGETHER)
-#if WORDS == 16
-#define BYTES uchar16
-#define LOAD_BYTES vload16
-#elif WORDS == 8
-#define BYTES uchar8
-#define LOAD_BYTES vload8
-#else
-#define BYTES uchar4
-#define LOAD_BYTES vload4
-#endif
-#if TOGETHER == 1
-#define SIDE_BY_SIDE KVL_CODES
-#elif TOGETHER == 2
-#define SIDE_BY_SIDE KVL_CODES2
-#else
-#define SIDE_BY_SIDE KVL_CODES4
-#endif
-#if LANES == 16
-#define FLOATS float16
-#define TO_FLOATS convert_float16
-#define LOAD vload16
-#define LOAD_PARAMS PARAMS16
-#define STORE vstore16
-#else
-#define FLOATS float8
-#define TO_FLOATS convert_float8
-#define LOAD vload8
-#define LOAD_PARAMS PARAMS8
-#define STORE vstore8
-#endif
-/* One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
-#define CODE_VECTORS (WORD_CODES / TOGETHER)
-#define AT_ONCE (CODE_VECTORS < KVL_WIDE ? CODE_VECTORS : KVL_WIDE)
-#define WIDE (SPAN % (WORDS * KVL_WIDE / AT_ONCE) == 0 ? KVL_WIDE / AT_ONCE : 1)
+/* Words and codes that are neighbouring channels side by side in a vector. One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of WIDE vectors of
+ * words: SUMS vectors [WIDE][AT_ONCE][NQ]. */
+#define WORDS KVL_WORDS_ABREAST(SPAN, WORD_CODES)
+#define TOGETHER KVL_CODES_ABREAST(SPAN, WORD_CODES)
+#define AT_ONCE KVL_CODES_AT_ONCE(SPAN, WORD_CODES)
+#define WIDE (WORDS != 0 && SPAN % (WORDS * KVL_WIDE / AT_ONCE) == 0 ? KVL_WIDE / AT_ONCE : 1)
 #define SUMS (WIDE * AT_ONCE * KVL_NQ)
 #define CHANNEL(i) ((i) / KVL_NQ / AT_ONCE * WORDS + (j0 + (i) / KVL_NQ % AT_ONCE) * TOGETHER * SPAN)
+
+#if KVL_WORDS_ABREAST(SPAN, WORD_CODES) * KVL_CODES_ABREAST(SPAN, WORD_CODES) == 8
+#define LANE_PARAMS(params, i) (float16)(PARAMS8(params, i), (float8)0.0f)
+#else
+#define LANE_PARAMS PARAMS16
 #endif
 
+/* acc, at channel c of its row, gains a run's sums of numbers; sum_p: base_sum of scale_weights(). */
+void KVL_FN(add_sums)(const KVL_GLOBAL uchar *params, uint t0, uint c, float16 sum, float sum_p, KVL_QS float *acc)
+{
+    float16 gain = sum + sum_p;
 #if TOKENS > 1
-#define START(before, base) 0.0f /* scaled and added to what was there at the end */
+    const float16 scale = LANE_PARAMS(params, SCALE_AT(c, t0));
+#if KVL_OPT_ASYM
+    const float16 zero = LANE_PARAMS(params, ZERO_AT(c, t0));
 #else
-#define START(before, base) ((before) + (base))
+    const float16 zero = -OFFSET * scale;
 #endif
+    gain = fma(sum, UNIT(scale), sum_p * REST(scale, zero));
+#endif
+    kvl_add_lanes(acc + c, gain, WORDS * TOGETHER);
+}
 
 void KVL_FN(accumulate_run)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *p, KVL_QS float *acc)
 {
     const KVL_GLOBAL uchar *params = PARAM_BASE(block);
     for (uint g = 0; g < N_GROUPS; g++) {
-        float16 vectors[KVL_NQ * RUN / 16];
-        float base_sum[KVL_NQ];
-        const float *scaled = (const float *)vectors;
-        KVL_FN(scale_weights)(params, g, t0, p, vectors, base_sum);
-        KVL_QS float *group = acc + g * GROUP;
-#ifdef WORDS
+        float scaled[KVL_NQ * RUN], base_sum[KVL_NQ];
+        KVL_FN(scale_weights)(params, g, t0, p, scaled, base_sum);
+#if KVL_WORDS_ABREAST(SPAN, WORD_CODES)
         for (uint b = 0; b < SPAN; b += WORDS * WIDE) {
-            KVL_UNROLL for (uint j0 = 0; j0 < CODE_VECTORS; j0 += AT_ONCE)
+            KVL_UNROLL for (uint j0 = 0; j0 < KVL_CODE_VECTORS(SPAN, WORD_CODES); j0 += AT_ONCE)
             {
-                FLOATS sum[SUMS];
-                KVL_UNROLL for (uint i = 0; i < SUMS; i++)
-                    sum[i] = START(LOAD(0, group + i % KVL_NQ * KVL_D + b + CHANNEL(i)), base_sum[i % KVL_NQ]);
+                float16 sum[SUMS];
+                KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = 0.0f;
                 for (uint t = 0; t < RUN; t++) {
                     KVL_UNROLL for (uint w = 0; w < WIDE; w++)
                     {
-                        BYTES bytes[WORD_BYTES];
-                        KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++)
-                            bytes[k] = LOAD_BYTES(0, block + BYTE_AT(t0 + t, ROW(g, k, b + WORDS * w)));
+                        const uint16 words = kvl_words(block + BYTE_AT(t0 + t, ROW(g, 0, b + WORDS * w)), SPAN, WORD_BYTES, WORDS);
                         KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
-                        {
-                            const FLOATS v = TO_FLOATS(SIDE_BY_SIDE(bytes, j0 + j, KVL_OPT_BITS));
-                            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                            {
-                                FLOATS *s = sum + (w * AT_ONCE + j) * KVL_NQ + r;
-                                *s = fma(scaled[r * RUN + t], v, *s);
-                            }
-                        }
+                            kvl_add_to_rows(sum + (w * AT_ONCE + j) * KVL_NQ, scaled + t, RUN,
+                                            kvl_code_numbers(words, kvl_code_at(j0 + j, KVL_OPT_BITS, TOGETHER), KVL_OPT_BITS));
                     }
                 }
                 KVL_UNROLL for (uint i = 0; i < SUMS; i++)
-                {
-                    KVL_QS float *to = group + i % KVL_NQ * KVL_D + b + CHANNEL(i);
-#if TOKENS > 1
-                    sum[i] = fma(sum[i], LOAD_PARAMS(params, SCALE_AT(b + CHANNEL(i), t0)),
-                                 fma(base_sum[i % KVL_NQ], LOAD_PARAMS(params, ZERO_AT(b + CHANNEL(i), t0)), LOAD(0, to)));
-#endif
-                    STORE(sum[i], 0, to);
-                }
+                    KVL_FN(add_sums)(params, t0, g * GROUP + b + CHANNEL(i), sum[i], base_sum[i % KVL_NQ], acc + i % KVL_NQ * KVL_D);
             }
         }
 #else
         for (uint r = 0; r < KVL_NQ; r++)
             for (uint i = 0; i < GROUP; i++) {
-                KVL_QS float *to = group + r * KVL_D + i;
-                float sum = START(*to, base_sum[r]);
-                for (uint t = 0; t < RUN; t++) sum = fma(scaled[r * RUN + t], (float)KVL_FN(code_at)(block, t0 + t, g, i), sum);
-#if TOKENS > 1
-                sum = fma(sum, PARAM(params, SCALE_AT(i, t0)), fma(base_sum[r], PARAM(params, ZERO_AT(i, t0)), *to));
-#endif
-                *to = sum;
+                const uint c = g * GROUP + i;
+                float sum = 0.0f;
+                for (uint t = 0; t < RUN; t++) sum = fma(p[r * KVL_B + t], KVL_FN(dense)(block, t0 + t, c), sum);
+                acc[r * KVL_D + c] += sum;
             }
 #endif
     }
 }
-#undef START
 
 #if BLOCK
 /* The low-rank and the sparse share of RUN tokens from t0 on. */
 void KVL_FN(add_to_values)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *p, KVL_QS float *acc)
 {
-    const uint b = t0 / BLOCK;
-    for (uint k = 0; k < RANK; k++) {
-        const KVL_GLOBAL half *factor = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(b, k, 0);
-        for (uint r = 0; r < KVL_NQ; r++) {
-            float16 sum = 0.0f;
-            for (uint t = 0; t < RUN; t += 16) sum = fma(vload16(0, p + r * KVL_B + t), vload_half16(0, factor + t0 % BLOCK + t), sum);
-            const float weight = kvl_sum16(sum);
-            for (uint c = 0; c < KVL_D; c += 16) {
-                KVL_QS float *o = acc + r * KVL_D + c;
-                vstore16(fma(weight, vload_half16(0, factor + BLOCK + c), vload16(0, o)), 0, o);
-            }
-        }
-    }
-    for (uint e = 0; e < SPARSE; e++)
-        for (uint v = 0; v < VECTORS; v++) {
-            const uint at = INDICES(block)[SPARSE_AT(b, e, v)];
-            const uint t = (TOKENS > 1 ? at : v) - t0 % BLOCK, c = TOKENS > 1 ? v : at;
-            const float value = kvl_load_half(VALUES(block), SPARSE_AT(b, e, v));
-            if (t < RUN)
-                for (uint r = 0; r < KVL_NQ; r++) acc[r * KVL_D + c] = fma(p[r * KVL_B + t], value, acc[r * KVL_D + c]);
-        }
+    const KVL_GLOBAL half *factors = (const KVL_GLOBAL half *)FACTORS(block) + FACTOR_AT(t0 / BLOCK, 0, 0);
+    KVL_FN(add_low_rank)(factors + t0 % BLOCK, p, KVL_B, RUN, factors + BLOCK, acc, KVL_D, KVL_D);
+#if SPARSE
+    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r += 4)
+        KVL_FN(add_outliers)(block, t0 / BLOCK, t0 % BLOCK, RUN, 0, p + r * KVL_B, KVL_B, KVL_NQ - r < 4 ? KVL_NQ - r : 4, acc + r * KVL_D, KVL_D);
+#endif
 }
 #endif
 
@@ -734,21 +721,16 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 }
 #undef WORDS
 #undef TOGETHER
-#undef LANES
-#undef LOAD_BYTES
-#undef SIDE_BY_SIDE
-#undef CODE_VECTORS
-#undef FLOATS
-#undef BYTES
-#undef TO_FLOATS
-#undef LOAD
-#undef LOAD_PARAMS
-#undef STORE
 #undef AT_ONCE
 #undef WIDE
 #undef SUMS
 #undef CHANNEL
+#undef LANE_PARAMS
+#undef UNIT
+#undef REST
 #endif
+#undef REACH
+#undef ZERO16
 #undef RUN
 #undef SHARED
 #endif

@@ -21,15 +21,19 @@
 #define PARAM_BASE(block) ((block) + (ulong)KVL_P * TOKEN_BYTES)
 #define INDEX_BASE(block) (VALUE_BASE(block) + 2ul * KVL_OPT_SLOTS * KVL_P)
 
+/* Channel c of token t by its code. */
+float KVL_FN(dense)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c)
+{
+    const uint word = c % WORDS, bit = c / WORDS * KVL_OPT_BITS;
+    uint bits = block[BYTE_AT(t, ROW(word, bit / 8))];
+    if (bit % 8 + KVL_OPT_BITS > 8) bits |= (uint)block[BYTE_AT(t, ROW(word, bit / 8 + 1))] << 8;
+    const uint code = bits >> bit % 8 & (LEVELS - 1);
+    return fma(LEVEL(table, KVL_OPT_READ_AT + code), REACH(PARAM_BASE(block), table, t, c), CENTER(PARAM_BASE(block), table, t, c));
+}
+
 void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
 {
-    for (uint i = 0; i < 8; i++) {
-        const uint word = (c + i) % WORDS, bit = (c + i) / WORDS * KVL_OPT_BITS;
-        uint bits = block[BYTE_AT(t, ROW(word, bit / 8))];
-        if (bit % 8 + KVL_OPT_BITS > 8) bits |= (uint)block[BYTE_AT(t, ROW(word, bit / 8 + 1))] << 8;
-        const uint code = bits >> bit % 8 & (LEVELS - 1);
-        o[i] = fma(LEVEL(table, code), REACH(PARAM_BASE(block), table, t, c + i), CENTER(PARAM_BASE(block), table, t, c + i));
-    }
+    for (uint i = 0; i < 8; i++) o[i] = KVL_FN(dense)(block, table, t, c + i);
 #if KVL_OPT_SLOTS > 0
     for (uint s = 0; s < KVL_OPT_SLOTS; s++) {
         const uint at = INDEX_BASE(block)[s * KVL_P + t] - c;
@@ -145,6 +149,122 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
     kvl_move_halves(VALUE_BASE(to), t_to, VALUE_BASE(from), t_from, KVL_OPT_SLOTS, KVL_P);
     for (uint s = 0; s < KVL_OPT_SLOTS; s++) INDEX_BASE(to)[s * KVL_P + t_to] = INDEX_BASE(from)[s * KVL_P + t_from];
 }
+
+#if KVL_VECTORS
+/* All levels as they are read, for codes of 16 lanes. */
+float16 KVL_FN(levels)(const KVL_GLOBAL float *table)
+{
+    float level[16];
+    KVL_UNROLL for (uint i = 0; i < 16; i++) level[i] = i < LEVELS ? LEVEL(table, KVL_OPT_READ_AT + i) : 0.0f;
+    return vload16(0, level);
+}
+
+/* What outlier s of token t is more than its code; *c: its channel. */
+float KVL_FN(excess)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint s, uint *c)
+{
+    *c = INDEX_BASE(block)[s * KVL_P + t];
+    return kvl_load_half(VALUE_BASE(block), s * KVL_P + t) - KVL_FN(dense)(block, table, t, *c);
+}
+
+#if KVL_IS_K
+#define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
+
+void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}
+
+void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *q, const KVL_QS float *aux,
+                    KVL_QS float *out)
+{
+    const float16 levels = KVL_FN(levels)(table);
+    float scaled[KVL_NQ * KVL_D], base[KVL_NQ]; /* q * reach, and the centers' share of every score */
+    for (uint r = 0; r < KVL_NQ; r++) {
+        float16 sum = 0.0f;
+        for (uint c = 0; c < KVL_D; c += 16) {
+            const float16 x = vload16(0, q + r * KVL_D + c);
+            KVL_STORE16(x * vload16(0, table + KVL_D + c), scaled + r * KVL_D + c);
+            sum = fma(x, vload16(0, table + c), sum);
+        }
+        base[r] = kvl_sum16(sum);
+    }
+    for (uint t = 0; t < KVL_SLICE; t += 16 * WIDE) {
+        float16 dot[WIDE * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
+        for (uint b = 0; b < WORDS; b++) {
+            KVL_UNROLL for (uint w = 0; w < WIDE; w++)
+            {
+                const uint16 words = kvl_words(block + BYTE_AT(t0 + t + 16 * w, ROW(b, 0)), (ulong)WORDS * KVL_P, WORD_BYTES, 16);
+                KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
+                    kvl_add_to_rows(dot + w * KVL_NQ, scaled + j * WORDS + b, KVL_D, kvl_pick_floats(levels, words >> j * KVL_OPT_BITS & LEVELS - 1u));
+            }
+        }
+        KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
+            KVL_STORE16(dot[i] + base[i % KVL_NQ], out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
+    }
+    for (uint t = 0; t < KVL_SLICE; t++)
+        for (uint s = 0; s < KVL_OPT_SLOTS; s++) {
+            uint c;
+            const float excess = KVL_FN(excess)(block, table, t0 + t, s, &c);
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) out[r * KVL_B + t] = fma(q[r * KVL_D + c], excess, out[r * KVL_B + t]);
+        }
+}
+#undef WIDE
+#else
+#define ABREAST KVL_WORDS_ABREAST(WORDS, WORD_CODES)
+#define TOGETHER KVL_CODES_ABREAST(WORDS, WORD_CODES)
+#define AT_ONCE KVL_CODES_AT_ONCE(WORDS, WORD_CODES)
+#define SUMS (AT_ONCE * KVL_NQ) /* vectors [AT_ONCE][NQ] */
+#define CHANNEL(i) ((j0 + (i) / KVL_NQ) * TOGETHER * WORDS)
+
+void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p, KVL_QS float *acc)
+{
+#if KVL_WORDS_ABREAST(WORDS, WORD_CODES)
+    const float16 levels = KVL_FN(levels)(table);
+    const KVL_GLOBAL half *params = (const KVL_GLOBAL half *)PARAM_BASE(block) + t0;
+    float scaled[KVL_NQ * KVL_SLICE], base[KVL_NQ]; /* p * reach, and the sums of p * center */
+    for (uint r = 0; r < KVL_NQ; r++) {
+        float16 sum = 0.0f;
+        for (uint t = 0; t < KVL_SLICE; t += 16) {
+            const float16 weight = vload16(0, p + r * KVL_B + t);
+            KVL_STORE16(weight * vload_half16(0, params + KVL_P + t), scaled + r * KVL_SLICE + t);
+            sum = fma(weight, vload_half16(0, params + t), sum);
+        }
+        base[r] = kvl_sum16(sum);
+    }
+    for (uint b = 0; b < WORDS; b += ABREAST) {
+        KVL_UNROLL for (uint j0 = 0; j0 < KVL_CODE_VECTORS(WORDS, WORD_CODES); j0 += AT_ONCE)
+        {
+            float16 sum[SUMS];
+            KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = 0.0f;
+            for (uint t = 0; t < KVL_SLICE; t++) {
+                const uint16 words = kvl_words(block + BYTE_AT(t0 + t, ROW(b, 0)), WORDS, WORD_BYTES, ABREAST);
+                KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
+                    kvl_add_to_rows(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
+                                    kvl_pick_floats(levels, words >> kvl_code_at(j0 + j, KVL_OPT_BITS, TOGETHER) & LEVELS - 1u));
+            }
+            KVL_UNROLL for (uint i = 0; i < SUMS; i++)
+                kvl_add_lanes(acc + i % KVL_NQ * KVL_D + b + CHANNEL(i), sum[i] + base[i % KVL_NQ], ABREAST * TOGETHER);
+        }
+    }
+#else
+    for (uint t = 0; t < KVL_SLICE; t++)
+        for (uint c = 0; c < KVL_D; c++) {
+            const float v = KVL_FN(dense)(block, table, t0 + t, c);
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) acc[r * KVL_D + c] = fma(p[r * KVL_B + t], v, acc[r * KVL_D + c]);
+        }
+#endif
+    for (uint t = 0; t < KVL_SLICE; t++)
+        for (uint s = 0; s < KVL_OPT_SLOTS; s++) {
+            uint c;
+            const float excess = KVL_FN(excess)(block, table, t0 + t, s, &c);
+            KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++) acc[r * KVL_D + c] = fma(p[r * KVL_B + t], excess, acc[r * KVL_D + c]);
+        }
+}
+#undef ABREAST
+#undef TOGETHER
+#undef AT_ONCE
+#undef SUMS
+#undef CHANNEL
+#endif
+#endif
 #undef HALVE
 #undef LEVELS
 #undef WORD_BYTES

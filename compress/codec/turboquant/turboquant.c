@@ -72,7 +72,7 @@ static int turboquant_shape(const void *priv, const struct kvl_codec_dims *dims,
     out->group = out->unit = out->page_multiple = 1;
     out->alignment = 16;
     out->block_bytes = (uint64_t)dims->page_tokens * (l.token_bytes + 2 * l.n_params);
-    out->aux_floats = l.sign_bytes != 0 ? dims->head_dim + 1 : 0;
+    out->aux_floats = l.sign_bytes != 0 ? 4 * dims->head_dim : 0; /* 16 sums of every four channels */
     if (wrong != NULL) codec->host->error(wrong);
     return wrong != NULL;
 }

@@ -188,15 +188,17 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
 {
 #if KVL_OPT_SKETCH
-    /* aux: the query spun as the sketch, times two, and what all signs at -1 would give. */
-    float spun[KVL_D], sum = 0.0f;
+    /* aux [D / 4][16]: what four signs of the sketch, the bits of half a byte, add to a score: of the lower half of byte 0, its upper half ... */
+    const float16 bit0 = (float16)((float8)((float4)(-1, 1, -1, 1), (float4)(-1, 1, -1, 1)), (float8)((float4)(-1, 1, -1, 1), (float4)(-1, 1, -1, 1)));
+    const float16 bit1 = (float16)((float4)(-1, -1, 1, 1), (float4)(-1, -1, 1, 1), (float4)(-1, -1, 1, 1), (float4)(-1, -1, 1, 1));
+    const float16 bit2 = (float16)((float4)-1, (float4)1, (float4)-1, (float4)1), bit3 = (float16)((float8)-1, (float8)1);
+    float spun[KVL_D];
     for (uint c = 0; c < KVL_D; c++) spun[c] = q[c];
     KVL_FN(spin)(spun);
-    for (uint c = 0; c < KVL_D; c++) {
-        aux[c] = 2.0f * spun[c];
-        sum -= spun[c];
+    for (uint i = 0; i < KVL_D / 4; i++) {
+        const float *x = spun + i % 2 * 4 * SIGN_BYTES + i / 2;
+        KVL_STORE16(x[0] * bit0 + x[SIGN_BYTES] * bit1 + x[2 * SIGN_BYTES] * bit2 + x[3 * SIGN_BYTES] * bit3, aux + 16 * i);
     }
-    aux[KVL_D] = sum;
 #endif
 }
 
@@ -207,24 +209,21 @@ void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
 void KVL_FN(add_sketch)(const KVL_GLOBAL uchar *block, uint t0, const KVL_QS float *aux, KVL_QS float *out)
 {
     float16 dot[WIDE * KVL_NQ];
-    KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = aux[i % KVL_NQ * (KVL_D + 1) + KVL_D];
+    KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++) dot[i] = 0.0f;
     for (uint b = 0; b < SIGN_BYTES; b++) {
         KVL_UNROLL for (uint w = 0; w < WIDE; w++)
         {
-            const uchar16 bytes = vload16(0, block + BYTE_AT(t0 + 16 * w, SIGN_ROW + b));
-            KVL_UNROLL for (uint j = 0; j < 8; j++)
-            {
-                const float16 bit = convert_float16(bytes >> (uchar)j & (uchar)1);
+            const uint16 bytes = convert_uint16(vload16(0, block + BYTE_AT(t0 + 16 * w, SIGN_ROW + b)));
+            KVL_UNROLL for (uint half_byte = 0; half_byte < 2; half_byte++)
                 KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                    dot[w * KVL_NQ + r] = fma(aux[r * (KVL_D + 1) + j * SIGN_BYTES + b], bit, dot[w * KVL_NQ + r]);
-            }
+                    dot[w * KVL_NQ + r] += kvl_pick_floats(vload16(2 * b + half_byte, aux + r * 4 * KVL_D), bytes >> 4 * half_byte & 15u);
         }
     }
     KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
     {
         KVL_QS float *o = out + i % KVL_NQ * KVL_B + i / KVL_NQ * 16;
         const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SKETCH_SCALES(block) + t0 + i / KVL_NQ * 16);
-        vstore16(fma(dot[i], scale, vload16(0, o)), 0, o);
+        KVL_STORE16(fma(dot[i], scale, vload16(0, o)), o);
     }
 }
 #endif
@@ -242,17 +241,13 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                 uchar16 bytes[WORD_BYTES];
                 KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0 + t + 16 * w, ROW(k, b)));
                 KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
-                {
-                    const float16 k = convert_float16(kvl_pick16(levels, KVL_CODES(bytes, j, BITS)));
-                    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                        dot[w * KVL_NQ + r] = fma(q[r * KVL_D + j * SPAN + b], k, dot[w * KVL_NQ + r]);
-                }
+                    kvl_add_to_rows(dot + w * KVL_NQ, q + j * SPAN + b, KVL_D, convert_float16(kvl_pick16(levels, KVL_CODES(bytes, j, BITS))));
             }
         }
         KVL_UNROLL for (uint i = 0; i < WIDE * KVL_NQ; i++)
         {
             const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + t + i / KVL_NQ * 16);
-            vstore16(dot[i] * scale, 0, out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
+            KVL_STORE16(dot[i] * scale, out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
         }
 #if KVL_OPT_SKETCH
         KVL_FN(add_sketch)(block, t0 + t, aux, out + t);
@@ -261,59 +256,13 @@ void KVL_FN(scores)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #undef WIDE
 #else
-/* Words side by side in a vector: their codes j are neighbouring channels, and where there are few words, so are the codes j + 1 behind them:
- * WORDS words, TOGETHER codes of each, LANES channels. */
-#if SPAN % 16 == 0
-#define WORDS 16
-#define TOGETHER 1
-#elif SPAN == 8 && WORD_CODES % 2 == 0
-#define WORDS 8
-#define TOGETHER 2
-#elif SPAN == 4 && WORD_CODES % 4 == 0
-#define WORDS 4
-#define TOGETHER 4
-#elif SPAN % 8 == 0
-#define WORDS 8
-#define TOGETHER 1
-#endif
-#ifdef WORDS
-#define LANES (WORDS * TOGETHER)
-#if WORDS == 16
-#define BYTES uchar16
-#define LOAD_BYTES vload16
-#elif WORDS == 8
-#define BYTES uchar8
-#define LOAD_BYTES vload8
-#else
-#define BYTES uchar4
-#define LOAD_BYTES vload4
-#endif
-#if TOGETHER == 1
-#define SIDE_BY_SIDE KVL_CODES
-#elif TOGETHER == 2
-#define SIDE_BY_SIDE KVL_CODES2
-#else
-#define SIDE_BY_SIDE KVL_CODES4
-#endif
-#if LANES == 16
-#define FLOATS float16
-#define TO_FLOATS convert_float16
-#define PICK kvl_pick16
-#define LOAD vload16
-#define STORE vstore16
-#else
-#define FLOATS float8
-#define TO_FLOATS convert_float8
-#define PICK kvl_pick8
-#define LOAD vload8
-#define STORE vstore8
-#endif
-/* One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of a vector of words: SUMS vectors [AT_ONCE][NQ]. */
-#define CODE_VECTORS (WORD_CODES / TOGETHER)
-#define AT_ONCE (CODE_VECTORS < KVL_WIDE ? CODE_VECTORS : KVL_WIDE)
+/* Words and codes that are neighbouring channels side by side in a vector. One pass sums vectors of codes j0 .. j0 + AT_ONCE - 1 of a vector of
+ * words: SUMS vectors [AT_ONCE][NQ]. */
+#define WORDS KVL_WORDS_ABREAST(SPAN, WORD_CODES)
+#define TOGETHER KVL_CODES_ABREAST(SPAN, WORD_CODES)
+#define AT_ONCE KVL_CODES_AT_ONCE(SPAN, WORD_CODES)
 #define SUMS (AT_ONCE * KVL_NQ)
 #define CHANNEL(i) ((j0 + (i) / KVL_NQ) * TOGETHER * SPAN)
-#endif
 
 void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, const KVL_QS float *p,
                         KVL_QS float *acc)
@@ -321,26 +270,22 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
     float scaled[KVL_NQ * KVL_SLICE]; /* p * scale */
     for (uint i = 0; i < KVL_NQ * KVL_SLICE; i += 16) {
         const float16 scale = vload_half16(0, (const KVL_GLOBAL half *)SCALES(block) + t0 + i % KVL_SLICE);
-        vstore16(scale * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), 0, scaled + i);
+        KVL_STORE16(scale * vload16(0, p + i / KVL_SLICE * KVL_B + i % KVL_SLICE), scaled + i);
     }
-#ifdef WORDS
-    const char16 levels = LEVEL_TABLE;
+#if KVL_WORDS_ABREAST(SPAN, WORD_CODES)
+    const float16 levels = convert_float16(LEVEL_TABLE);
     for (uint b = 0; b < SPAN; b += WORDS) {
-        KVL_UNROLL for (uint j0 = 0; j0 < CODE_VECTORS; j0 += AT_ONCE)
+        KVL_UNROLL for (uint j0 = 0; j0 < KVL_CODE_VECTORS(SPAN, WORD_CODES); j0 += AT_ONCE)
         {
-            FLOATS sum[SUMS];
-            KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = LOAD(0, acc + i % KVL_NQ * KVL_D + b + CHANNEL(i));
+            float16 sum[SUMS];
+            KVL_UNROLL for (uint i = 0; i < SUMS; i++) sum[i] = 0.0f;
             for (uint t = 0; t < KVL_SLICE; t++) {
-                BYTES bytes[WORD_BYTES];
-                KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = LOAD_BYTES(0, block + BYTE_AT(t0 + t, ROW(k, b)));
+                const uint16 words = kvl_words(block + BYTE_AT(t0 + t, ROW(0, b)), SPAN, WORD_BYTES, WORDS);
                 KVL_UNROLL for (uint j = 0; j < AT_ONCE; j++)
-                {
-                    const FLOATS v = TO_FLOATS(PICK(levels, SIDE_BY_SIDE(bytes, j0 + j, BITS)));
-                    KVL_UNROLL for (uint r = 0; r < KVL_NQ; r++)
-                        sum[j * KVL_NQ + r] = fma(scaled[r * KVL_SLICE + t], v, sum[j * KVL_NQ + r]);
-                }
+                    kvl_add_to_rows(sum + j * KVL_NQ, scaled + t, KVL_SLICE,
+                                    kvl_pick_floats(levels, words >> kvl_code_at(j0 + j, BITS, TOGETHER) & (1u << BITS) - 1));
             }
-            KVL_UNROLL for (uint i = 0; i < SUMS; i++) STORE(sum[i], 0, acc + i % KVL_NQ * KVL_D + b + CHANNEL(i));
+            KVL_UNROLL for (uint i = 0; i < SUMS; i++) kvl_add_lanes(acc + i % KVL_NQ * KVL_D + b + CHANNEL(i), sum[i], WORDS * TOGETHER);
         }
     }
 #else
@@ -355,16 +300,6 @@ void KVL_FN(accumulate)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *t
 }
 #undef WORDS
 #undef TOGETHER
-#undef LANES
-#undef LOAD_BYTES
-#undef SIDE_BY_SIDE
-#undef CODE_VECTORS
-#undef FLOATS
-#undef BYTES
-#undef TO_FLOATS
-#undef PICK
-#undef LOAD
-#undef STORE
 #undef AT_ONCE
 #undef SUMS
 #undef CHANNEL
