@@ -375,9 +375,11 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
     plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
     if (kvl_pages_by_layer(plan)) goto done;
-    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        entry = plan->layer[l].table_offset;
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
             for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
+    }
 done:
     return status;
 }
