@@ -30,7 +30,7 @@
 /* Integers of one call, the same for every work-item. */
 typedef struct {
     uint p0, n;                /* first position and tokens of the ubatch */
-    uint sink, ring, window;   /* sink rows; tail-ring rows; sliding window in tokens, 0 = none */
+    uint sink, k_ring, v_ring, window; /* sink rows; tail-ring rows of each side; sliding window in tokens, 0 = none */
     uint k_sealed, v_sealed;   /* tokens encoded so far, sinks included */
     uint k_lag, v_lag;
     uint k_slots, v_slots;     /* pages a stream */
@@ -40,10 +40,10 @@ typedef struct {
 } kvl_view;
 
 #define KVL_VIEW_PARAMS                                                                                                \
-    uint p0, uint n, uint sink, uint ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
+    uint p0, uint n, uint sink, uint k_ring, uint v_ring, uint window, uint k_sealed, uint v_sealed, uint k_lag, uint v_lag, uint k_slots, \
         uint v_slots, uint n_splits, uint q_stride, uint k_table, uint v_table, uint spin
 #define KVL_VIEW_INIT                                                                                                  \
-    {p0, n, sink, ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
+    {p0, n, sink, k_ring, v_ring, window, k_sealed, v_sealed, k_lag, v_lag, k_slots, v_slots, n_splits, q_stride, k_table, v_table, spin}
 
 /* First token of a head's sequence of `end` that is not encoded. */
 uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < sink + tail ? sink : sink + (end - sink - tail) / unit * unit; }
@@ -100,17 +100,18 @@ const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_
 const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
 #endif
 
-/* Exact rows of a layer: K [H][sink + ring][DK], then V [H][sink + ring][DV]: where those of stream h begin. */
+/* Exact rows of a layer: K [H][sink + k_ring][DK], then V [H][sink + v_ring][DV]: where those of stream h begin. */
 ulong kvl_exact_at(uint h, bool is_k, kvl_view v)
 {
-    const ulong channels = is_k || KVL_JOINT ? (ulong)h * KVL_DK : (ulong)KVL_H * KVL_DK + (ulong)h * KVL_DV;
-    return channels * (v.sink + v.ring) * (KVL_EXACT_HALF ? 2 : 4);
+    const ulong k_row = (ulong)KVL_DK * (v.sink + v.k_ring), v_row = (ulong)KVL_DV * (v.sink + v.v_ring);
+    return (is_k || KVL_JOINT ? h * k_row : KVL_H * k_row + h * v_row) * (KVL_EXACT_HALF ? 2 : 4);
 }
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
-    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride,
-                     is_k || KVL_JOINT ? KVL_DK : KVL_DV, v.p0, first, v.sink, v.ring, v.spin, 0};
+    const bool reads_k = is_k || KVL_JOINT;
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride, reads_k ? KVL_DK : KVL_DV, v.p0,
+                     first, v.sink, reads_k ? v.k_ring : v.v_ring, v.spin, 0};
     return rows;
 }
 

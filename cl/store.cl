@@ -180,7 +180,7 @@ kernel void kvl_keep_exact(global const ulong *table, ulong table_offset, global
                            KVL_VIEW_PARAMS)
 {
     table += table_offset;
-    const uint h = get_global_id(0), is_k = get_global_id(2) == 0;
+    const uint h = get_global_id(0), is_k = get_global_id(2) == 0, ring = is_k ? k_ring : v_ring;
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint token = p0 + get_global_id(1);

@@ -207,4 +207,5 @@ def main():
     (root / "data/golden/arch_answers.h").write_text("\n".join(parts))
 
 
-main()
+if __name__ == "__main__":
+    main()

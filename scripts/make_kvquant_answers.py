@@ -37,7 +37,7 @@ def lloyd(u, n):
         level = moved
 
 
-def calibrate(x, role, bits, outliers):
+def calibrate(x, role, bits, outliers, qnorm=False):
     n, d = x.shape
     if role == "K":
         ordered, cut = np.sort(x, axis=0), int(n * outliers / 200)
@@ -47,15 +47,20 @@ def calibrate(x, role, bits, outliers):
         pairs = np.array([ends(row, slots(d, outliers))[1:] for row in x], np.float32)
         center, reach = (np.float32(0.5) * (pairs[:, 1] + pairs[:, 0]))[:, None], (np.float32(0.5) * (pairs[:, 1] - pairs[:, 0]))[:, None]
     u = (x.astype(np.float64) - center) / reach
-    levels = lloyd(u[np.abs(u) <= 1], 2**bits)
+    inside = u[np.abs(u) <= 1]
+    levels = lloyd(inside, 2**bits)
+    if qnorm:
+        read = levels.astype(np.float64)[np.searchsorted((levels[1:] + levels[:-1]) / 2, inside, side="left")]
+        levels = np.concatenate([levels, ((levels - read.mean()) * inside.std() / read.std() + inside.mean()).astype(np.float32)])
     return np.concatenate([center, reach, levels]) if role == "K" else levels
 
 
-def decode(x, table, role, bits, outliers):
+def decode(x, table, role, bits, outliers, qnorm=False):
     x = clamp(x)
     n, d = x.shape
     levels = table[-(2**bits) :].astype(np.float64)
-    middle = (np.float32(0.5) * (table[-(2**bits) :][1:] + table[-(2**bits) :][:-1])).astype(np.float64)
+    fitted = table[: -(2**bits)] if qnorm else table
+    middle = (np.float32(0.5) * (fitted[-(2**bits) :][1:] + fitted[-(2**bits) :][:-1])).astype(np.float64)
     out = np.zeros_like(x)
     for row, decoded in zip(x, out):
         if role == "K":
@@ -83,12 +88,12 @@ def main(root):
     rows = inputs(7, d, 4)
     text += array("kvquant_rows", rows)
     answers, tables = "", ""
-    for bits, outliers in ((3, 1), (2, 10), (4, 0)):
+    for bits, outliers, qnorm in ((3, 1, False), (2, 10, False), (4, 0, False), (2, 1, True)):
         for role in "KV":
-            table = calibrate(sample, role, bits, outliers)
-            name = f"kvquant{bits}_{role.lower()}"
-            text += array(f"{name}_table", table) + array(f"{name}_decoded", decode(rows, table, role, bits, outliers))
-            answers += f'    {{"bits={bits},outliers={outliers}", KVL_ROLE_{role}, {d}, {len(rows)}, 0, kvquant_rows, {name}_decoded, 0.0f}},\n'
+            table = calibrate(sample, role, bits, outliers, qnorm)
+            name = f"kvquant{bits}{'q' * qnorm}_{role.lower()}"
+            text += array(f"{name}_table", table) + array(f"{name}_decoded", decode(rows, table, role, bits, outliers, qnorm))
+            answers += f'    {{"bits={bits},outliers={outliers}{",qnorm" * qnorm}", KVL_ROLE_{role}, {d}, {len(rows)}, 0, kvquant_rows, {name}_decoded, 0.0f}},\n'
             tables += f"    {name}_table,\n"
     text += f"static const struct kvl_known_answer kvquant_answers[] = {{\n{answers}}};\n\nstatic const float *const kvquant_tables[] = {{\n{tables}}};\n\n"
     (root / "compress/codec/kvquant/answers.h").write_text(text + "#endif\n")

@@ -300,4 +300,5 @@ def main():
     write_witness_answers(root / "data/golden/tiny_witness_answers.h", tensors)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -126,12 +127,12 @@ def read_runs(args):
     for row in runs.values():
         row["resident_bytes_4096"] = json.loads(kvlab(args, "plan", "-m", str(MODEL), "--ctx", "4096", "--json", "--kv", row["kv"]))["resident_bytes"]
     chunks = list(csv.DictReader(kvlab(args, "log", "export", "--csv", "--table", "quality", *files).splitlines()))
-    names = {row["number"]: row["run"] for row in runs.values()}
-    write_csv(args.out / "chunks.csv", [{"run": names[int(c["run"])], "chunk": c["chunk"], "kld": c["kld"], "nll": c["nll"], "nll_base": c["nll_base"]}
-                                        for c in chunks if int(c["run"]) in names])
-    for row in runs.values():
-        del row["number"]
+    by_number = {row.pop("number"): row for row in runs.values()}
+    chunks = [c for c in chunks if int(c["run"]) in by_number]
+    write_csv(args.out / "chunks.csv", [{"run": by_number[int(c["run"])]["run"]} | {name: c[name] for name in ("chunk", "kld", "nll", "nll_base")} for c in chunks])
     write_csv(args.out / "runs.csv", list(runs.values()))
+    for c in chunks:
+        by_number[int(c["run"])].setdefault("chunks", {})[c["chunk"]] = float(c["kld"])
     return runs
 
 
@@ -140,7 +141,9 @@ def compare(args, runs, better, other):
     a, b = (runs[spec] for spec in (other, better))
     found = json.loads(kvlab(args, "log", "diff", "--json", *(str(args.runs / f"{row['run']}.h5") for row in (a, b))))["quality"]["kld"]
     words = {"lower": "holds", "higher": "reversed"}
-    return {"better": better, "other": other, "kld_better": float(b["kld"]), "kld_other": float(a["kld"]), "difference": found["difference"], "low": found["low"],
+    common = [(b["chunks"][chunk], a["chunks"][chunk]) for chunk in a["chunks"] if chunk in b["chunks"]]
+    mean_b, mean_a = (statistics.fmean(column) for column in zip(*common))
+    return {"better": better, "other": other, "kld_better": mean_b, "kld_other": mean_a, "difference": found["difference"], "low": found["low"],
             "high": found["high"], "windows": found["n"], "bytes_better": b["resident_bytes_4096"], "bytes_other": a["resident_bytes_4096"],
             "verdict": words.get(found["verdict"], found["verdict"])}
 
@@ -158,7 +161,8 @@ def judge(args, runs):
         if equal["bytes_better"] > EQUAL * equal["bytes_other"]:
             equal = compare(args, runs, better, larger) if larger in runs else none
         fits = equal["better"] and equal["bytes_better"] <= EQUAL * equal["bytes_other"]
-        rows.append(head | equal | {"as": "equal bytes"} | ({} if fits else none | {"verdict": "no pair"}))
+        unfair = fits and equal["verdict"] == "reversed" and equal["bytes_other"] > EQUAL * equal["bytes_better"]
+        rows.append(head | equal | {"as": "equal bytes"} | ({} if fits else none | {"verdict": "no pair"}) | ({"verdict": "reversed by more bytes"} if unfair else {}))
     return rows
 
 

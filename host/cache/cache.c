@@ -28,6 +28,7 @@ struct kvl_cache {
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
+    struct kvl_cache_counts prompt_counts; /* of prompts' rows */
 };
 
 /* Of which the values' rotation or projection is undone. */
@@ -261,7 +262,7 @@ static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan
 
 /* ---- launches ---- */
 
-enum { VIEW_ARGS = 16, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
+enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
 
 struct call {
     struct kvl_arg arg[MAX_ARGS];
@@ -290,7 +291,7 @@ static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, layer->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
+        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
         lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
@@ -322,8 +323,6 @@ static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_laye
     return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
 }
 
-static bool keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink + layer->ring != 0; }
-
 static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -331,7 +330,7 @@ static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_BUF(stage));
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * kvl_stage_row(&cache->plan.dims)};
     return launch(cache, cache->kernels[l].rope, stage_heads(cache, layer), n, 1, 1, work, &call);
@@ -350,7 +349,7 @@ static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool 
     push_table(&call, cache, l);
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(kept));
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = sizeof(float) * n * (stage_row + record_row)};
     return launch(cache, cache->kernels[l].project, stage_heads(cache, layer), n, 1, 1, work, &call);
@@ -424,7 +423,7 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push(&call, KVL_BUF(cache->status));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * (layer->token_bytes + 2 * sizeof(float) * kvl_stage_row(&cache->plan.dims))};
@@ -589,7 +588,7 @@ static kvl_status keep_exact(struct kvl_cache *cache, uint32_t l, uint32_t n, st
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     bool past_sinks = true;
     for (uint32_t h = 0; h < layer->n_stream; h++) past_sinks = past_sinks && place_of(cache, l, h, cache->position) >= layer->sink;
-    if (layer->ring == 0 && past_sinks) return KVL_OK;
+    if (!kvl_keeps_tail(layer) && past_sinks) return KVL_OK;
     struct call call = {0};
     push_table(&call, cache, l);
     push(&call, KVL_BUF(stage));
@@ -787,7 +786,7 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position)
     if (cache->plan.evicts) return kvl_fail(KVL_SKIP, "a cache that has evicted tokens cannot be rewound");
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-        if (forgets(cache, l) || layer->ring != 0) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
+        if (forgets(cache, l) || kvl_keeps_tail(layer)) return kvl_fail(KVL_SKIP, "a cache with a window or a tail cannot be rewound");
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
         for (int s = 0; s < KVL_SIDES; s++)
@@ -910,7 +909,7 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(kvl_stage_row(&cache->plan.dims)));
-    push(&call, KVL_U32(keeps_exact(layer)));
+    push(&call, KVL_U32(kvl_keeps_exact(layer)));
     const size_t rows = (size_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
     return launch(cache, cache->kernels[l].finish_kept, rows, n, 1, 1, (struct kvl_work){0}, &call);
 }
@@ -1051,7 +1050,19 @@ done:
     return status;
 }
 
-kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out) { return kvl_buffer_read(cache->status, 0, sizeof *out, out); }
+kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out)
+{
+    const kvl_status status = kvl_buffer_read(cache->status, 0, sizeof *out, out);
+    out->nonfinite += cache->prompt_counts.nonfinite;
+    out->overflow += cache->prompt_counts.overflow;
+    return status;
+}
+
+void kvl_cache_add_counts(struct kvl_cache *cache, const struct kvl_cache_counts *counts)
+{
+    cache->prompt_counts.nonfinite += counts->nonfinite;
+    cache->prompt_counts.overflow += counts->overflow;
+}
 
 uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h) { return place_of(cache, l, h, cache->position); }
 

@@ -79,6 +79,8 @@ struct kvl_cache_counts {
 };
 /* Blocks. */
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);
+/* Adds what was seen before: by the rows of a prompt, which hand over finite numbers. */
+void kvl_cache_add_counts(struct kvl_cache *cache, const struct kvl_cache_counts *counts);
 
 /* Launches a kernel that was composed for layer l over (x, y) work-items: its arguments are the slabs, the page table and its offset, `own`, the
  * view (KVL_VIEW_PARAMS). Enqueues only. */

@@ -106,6 +106,10 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
     return kvl_fail(KVL_E_VERIFY, "projection %s: no matrices for stream %u", projection->head.name, h);
 }
 
+bool kvl_keeps_tail(const struct kvl_layer_plan *layer) { return layer->side[KVL_SIDE_K].ring != 0 || layer->side[KVL_SIDE_V].ring != 0; }
+
+bool kvl_keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink != 0 || kvl_keeps_tail(layer); }
+
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position)
 {
     if (position <= layer->sink) return position;
@@ -266,13 +270,12 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
                             side->shape.tail_min);
         if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
-        if (kept > layer->ring) layer->ring = kept;
+        side->ring = kept < config->n_ctx - layer->sink ? kept : config->n_ctx - layer->sink;
         KVL_TRY(check_fake_quant(config, layer, side));
         KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
         layer->token_bytes += side->token_bytes * layer->n_stream;
         layer->token_scale_bytes += scale_bytes * layer->n_stream;
     }
-    if (layer->ring > config->n_ctx - layer->sink) layer->ring = config->n_ctx - layer->sink;
 done:
     return status;
 }
@@ -372,9 +375,11 @@ static kvl_status place_all(struct kvl_cache_plan *plan)
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
     plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
     if (kvl_pages_by_layer(plan)) goto done;
-    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        entry = plan->layer[l].table_offset;
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
             for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
+    }
 done:
     return status;
 }
@@ -449,7 +454,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->exact_offset = plan->exact_bytes;
         for (int s = 0; s < kvl_sides(&plan->dims); s++)
-            plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->ring) * layer->side[s].exact_row_bytes;
+            plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->side[s].ring) * layer->side[s].exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
     plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->n_table_floats * sizeof(float);

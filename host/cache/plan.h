@@ -50,6 +50,7 @@ struct kvl_side_plan {
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
     uint32_t tail;                   /* newest tokens that stay exact */
+    uint32_t ring;                   /* exact rows beside the sinks: the tail, and what a unit has open */
     uint64_t table_offset;           /* of the calibration tables [streams][shape.table_floats] in the tables, floats */
     const float *table;              /* values of the codec's or the projection's, borrowed from the spec; NULL if they are not loaded, there are none,
                                         or a prompt makes them */
@@ -64,7 +65,7 @@ struct kvl_side_plan {
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
     uint32_t n_stream;               /* H, or less where a projection takes heads together */
-    uint32_t sink, ring, window;     /* exact rows: sink + ring */
+    uint32_t sink, window;           /* exact rows of a side: sink + ring */
     bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
     uint32_t rank;                   /* number among the layers that the spec's budget is for */
     enum kvl_rope_stage rope;
@@ -164,6 +165,9 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
+/* Whether a layer has rows in full precision beside the sinks; whether it has any. */
+bool kvl_keeps_tail(const struct kvl_layer_plan *layer);
+bool kvl_keeps_exact(const struct kvl_layer_plan *layer);
 /* Rows of a side that a stream holds in full precision: sinks, and the newest tokens. */
 uint32_t kvl_exact_rows_held(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int side, uint32_t sealed, uint32_t position);
 

@@ -449,6 +449,18 @@ done:
     return status;
 }
 
+/* After the last layer: what rows of binary16 saw and replaced, the cache will not see. */
+static kvl_status pass_on_counts(const struct kvl_prompt *p)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_cache_counts counts;
+    if (p->layer + 1 < dims_of(p)->n_layer || kvl_cache_plan(p->cache)->config.exact) return KVL_OK;
+    KVL_TRY(kvl_cache_counts(p->rows, &counts));
+    kvl_cache_add_counts(p->cache, &counts);
+done:
+    return status;
+}
+
 kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kvl_buffer *stage, struct kvl_buffer *rotary,
                                struct kvl_selection *selection)
 {
@@ -468,6 +480,7 @@ kvl_status kvl_prompt_compress(struct kvl_prompt *p, const float *w_o, struct kv
     for (int s = 0; s < KVL_SIDES; s++)
         if (learner(p, s) != NULL) KVL_TRY(learn_side(p, s, selection));
     KVL_TRY(hand_over(p, selection, stage, rotary));
+    KVL_TRY(pass_on_counts(p));
 done:
     if (status != KVL_OK) kvl_selection_free(selection);
     return status;

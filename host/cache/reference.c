@@ -9,7 +9,7 @@
 /* What a full-precision row holds: f32 with --exact or if nothing is ever read in full precision, else rounded to binary16. */
 static float exact_value(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, float x)
 {
-    return plan->config.exact || layer->sink + layer->ring == 0 ? x : kvl_half_to_float(kvl_float_to_half(x));
+    return plan->config.exact || !kvl_keeps_exact(layer) ? x : kvl_half_to_float(kvl_float_to_half(x));
 }
 
 /* ---- records ---- */

@@ -209,7 +209,7 @@ static bool piece_size_is_free(const struct generation *g)
 {
     const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(g->session));
     bool tail = false;
-    for (uint32_t l = 0; l < plan->dims.n_layer; l++) tail = tail || plan->layer[l].ring != 0;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) tail = tail || kvl_keeps_tail(&plan->layer[l]);
     return g->args->exact && !tail;
 }
 

@@ -10,7 +10,7 @@
 
 struct args {
     const char *model, *file;
-    bool count, special, json;
+    bool count, special, bos, json;
 };
 
 static const struct kvl_opt options[] = {
@@ -21,6 +21,10 @@ static const struct kvl_opt options[] = {
      .type = KVL_OPT_FLAG,
      .offset = offsetof(struct args, special),
      .help = "control tokens written in the text (\"<|im_end|>\") become their ids"},
+    {.name = "bos",
+     .type = KVL_OPT_FLAG,
+     .offset = offsetof(struct args, bos),
+     .help = "put the BOS token in front if the model wants one, as eval and generate do"},
     KVL_OPTION_JSON(struct args),
 };
 
@@ -55,6 +59,11 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
     KVL_TRY(kvl_gguf_open(args->model, &gguf));
     KVL_TRY(kvl_tokenizer_new(gguf, &tokenizer));
     KVL_TRY(kvl_tokenizer_encode(tokenizer, text, size, args->special, &ids, &n));
+    if (args->bos && kvl_tokenizer_adds_bos(tokenizer)) {
+        KVL_TRY(kvl_realloc(&ids, n + 1, sizeof *ids));
+        memmove(ids + 1, ids, n++ * sizeof *ids);
+        ids[0] = kvl_tokenizer_bos(tokenizer);
+    }
     if (args->json)
         print_json(tokenizer, ids, n, args->count);
     else
@@ -71,7 +80,7 @@ done:
 const struct kvl_command kvl_cmd_tokenize = {
     .name = "tokenize",
     .summary = "print the token ids of a text, one a line",
-    .details = "The file is read as bytes; no BOS token is added. An invalid UTF-8 byte is kept as it is.\n"
+    .details = "The file is read as bytes. An invalid UTF-8 byte is kept as it is.\n"
                "\n"
                "  kvlab tokenize -m data/models/SmolLM2-135M-Instruct.Q4_1.gguf -f data/text/wiki.test.raw --count",
     .options = options,

@@ -319,6 +319,8 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
     if (!calibrates(entry, KVL_SIDE_K) && !calibrates(entry, KVL_SIDE_V))
         return kvl_fail(KVL_E_USAGE, "--for: neither %s nor %s needs a table (kvlab plugins lists what does)", entry->codec[KVL_SIDE_K].plugin->name,
                         entry->codec[KVL_SIDE_V].plugin->name);
+    if (rig->model->dims.mla.kv_rank != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--for: %s stores latents already, of which no codec learns yet", rig->model->name);
     if (access(config->output, F_OK) == 0) return kvl_fail(KVL_E_USAGE, "%s: exists already; choose another name with -o, or remove it", config->output);
     KVL_TRY(kvl_spec_check_dims(config->spec, rig->model->dims.n_layer, rig->model->dims.head_dim));
     KVL_TRY(kvl_eval_check(rig, text, &windows));

@@ -3,6 +3,7 @@
 #include "file.h"
 #include "log.h"
 #include "mem.h"
+#include "mla.h"
 #include "plan.h"
 #include "select.h"
 #include "stats.h"
@@ -539,9 +540,7 @@ static kvl_status put_plan(struct kvl_record *r)
     const struct kvl_record_config *c = &r->config;
     const struct kvl_dims *d = &c->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(c->device);
-    const struct kvl_cache_dims dims = {
-        .n_layer = d->n_layer, .n_head = d->n_head, .n_kv_head = d->n_kv_head, .head_dim = d->head_dim,
-        .window = d->window, .full_every = d->full_every};
+    const struct kvl_cache_dims dims = kvl_model_cache_dims(d);
     const struct kvl_cache_config config = {
         .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};

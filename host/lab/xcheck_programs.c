@@ -26,6 +26,7 @@ static const struct {
     {"k=int8 v=int4", "int8+int4"},
     {"int4 rot=hadamard", "int4+hadamard"},
     {"int4 rope=pre korder=hf", "int4+pre-rope"},
+    {"latent(rank=32,of=int4) rot=hadamard", "int4+latent"},
 };
 
 /* Programs that are always the same. Files and options as their callers pass them on a GPU. */

@@ -194,6 +194,100 @@ static const struct kvl_arch_tensor post_norms[] = {
     {"post_ffw_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
 };
 
+/* ---- deepseek2: latent attention (mla.h), else as llama; without experts ---- */
+
+/* Lengths of a head's key and value, as the file that says them for latents (key_length is then the latent's) or the older one has them. */
+static kvl_status read_head_lengths(const struct kvl_arch *arch, const struct kvl_gguf *gguf, uint32_t *key, uint32_t *value)
+{
+    const bool of_latents = kvl_gguf_has(gguf, kvl_arch_key(arch, "attention.key_length_mla").text);
+    kvl_status status = read_count(arch, gguf, of_latents ? "attention.key_length_mla" : "attention.key_length", MAX_HEAD_DIM, key);
+    if (status == KVL_OK) status = read_count(arch, gguf, of_latents ? "attention.value_length_mla" : "attention.value_length", MAX_HEAD_DIM, value);
+    return status;
+}
+
+static kvl_status check_latents(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t key)
+{
+    const struct kvl_mla_dims *d = &dims->mla;
+    if (dims->rope_dim % 8 != 0 || dims->rope_dim >= key)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: rope.dimension_count is %" PRIu32 ", wanted a multiple of 8 below the key's %" PRIu32, kvl_gguf_path(gguf),
+                        dims->rope_dim, key);
+    if (d->content_dim % 32 != 0 || d->value_dim % 32 != 0 || d->kv_rank % 32 != 0)
+        return kvl_fail(KVL_E_UNSUPPORTED,
+                        "%s: heads of %" PRIu32 " channels of content and %" PRIu32 " of value, latents of %" PRIu32 ": wanted multiples of 32",
+                        kvl_gguf_path(gguf), d->content_dim, d->value_dim, d->kv_rank);
+    return KVL_OK;
+}
+
+static kvl_status need_in_layer(const struct kvl_gguf *gguf, uint32_t layer, const char *name)
+{
+    char full[64];
+    snprintf(full, sizeof full, "blk.%" PRIu32 ".%s", layer, name);
+    return kvl_gguf_tensor_find(gguf, full) != NULL ? KVL_OK : kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(gguf), full);
+}
+
+/* Queries of low rank or not; what makes keys and values of latents in one tensor or in two. */
+static kvl_status check_layer_tensors(const struct kvl_gguf *gguf, const struct kvl_dims *dims, uint32_t layer)
+{
+    static const char *const low_rank[] = {"attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight"}, *const up[] = {"attn_k_b.weight", "attn_v_b.weight"};
+    kvl_status status = KVL_OK;
+    char joint[64];
+    snprintf(joint, sizeof joint, "blk.%" PRIu32 ".attn_kv_b.weight", layer);
+    if (dims->mla.q_rank == 0) KVL_TRY(need_in_layer(gguf, layer, "attn_q.weight"));
+    for (size_t i = 0; dims->mla.q_rank != 0 && i < sizeof low_rank / sizeof *low_rank; i++) KVL_TRY(need_in_layer(gguf, layer, low_rank[i]));
+    for (size_t i = 0; kvl_gguf_tensor_find(gguf, joint) == NULL && i < sizeof up / sizeof *up; i++) KVL_TRY(need_in_layer(gguf, layer, up[i]));
+done:
+    return status;
+}
+
+static kvl_status read_deepseek2_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    uint32_t key;
+    KVL_TRY(refuse_unsupported(arch, gguf));
+    KVL_TRY(read_count(arch, gguf, "block_count", MAX_LAYERS, &dims->n_layer));
+    KVL_TRY(read_count(arch, gguf, "context_length", INT32_MAX, &dims->n_ctx_train));
+    KVL_TRY(read_count(arch, gguf, "embedding_length", MAX_WIDTH, &dims->n_embd));
+    KVL_TRY(read_count(arch, gguf, "feed_forward_length", MAX_WIDTH, &dims->n_ff));
+    KVL_TRY(read_count(arch, gguf, "attention.head_count", MAX_HEADS, &dims->n_head));
+    KVL_TRY(read_count(arch, gguf, "attention.kv_lora_rank", MAX_HEAD_DIM, &dims->mla.kv_rank));
+    KVL_TRY(read_count_or(arch, gguf, "attention.q_lora_rank", MAX_WIDTH, 0, &dims->mla.q_rank));
+    KVL_TRY(read_count(arch, gguf, "rope.dimension_count", MAX_HEAD_DIM, &dims->rope_dim));
+    KVL_TRY(read_head_lengths(arch, gguf, &key, &dims->mla.value_dim));
+    dims->mla.content_dim = key > dims->rope_dim ? key - dims->rope_dim : 0;
+    KVL_TRY(check_latents(gguf, dims, key));
+    dims->n_kv_head = 1;
+    dims->head_dim = dims->mla.kv_rank + dims->rope_dim;
+    KVL_TRY(read_positive(arch, gguf, "attention.layer_norm_rms_epsilon", &dims->rms_eps));
+    KVL_TRY(read_layers(arch, gguf, dims));
+    dims->query_gain = 1.0f;
+    KVL_TRY(read_vocab(arch, gguf, dims));
+    for (uint32_t l = 0; l < dims->n_layer; l++) KVL_TRY(check_layer_tensors(gguf, dims, l));
+done:
+    return status;
+}
+
+/* Which of the optional ones a layer needs: check_layer_tensors. */
+static const struct kvl_arch_tensor deepseek2_tensors[] = {
+    {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
+    {"output_norm.weight", KVL_EMBD, KVL_ONE},
+    {"output.weight", KVL_EMBD, KVL_VOCAB, .optional = true},
+    {"attn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"attn_q.weight", KVL_EMBD, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
+    {"attn_q_a.weight", KVL_EMBD, KVL_Q_RANK, .in_layer = true, .optional = true},
+    {"attn_q_a_norm.weight", KVL_Q_RANK, KVL_ONE, .in_layer = true, .optional = true},
+    {"attn_q_b.weight", KVL_Q_RANK, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
+    {"attn_kv_a_mqa.weight", KVL_EMBD, KVL_LATENT_ROW, .in_layer = true},
+    {"attn_kv_a_norm.weight", KVL_KV_RANK, KVL_ONE, .in_layer = true},
+    {"attn_kv_b.weight", KVL_KV_RANK, KVL_MLA_UP_ROWS, .in_layer = true, .optional = true},
+    {"attn_k_b.weight", KVL_CONTENT, KVL_KV_RANK, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
+    {"attn_v_b.weight", KVL_KV_RANK, KVL_VALUE, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
+    {"attn_output.weight", KVL_VALUE_ROWS, KVL_EMBD, .in_layer = true},
+    {"ffn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
+    {"ffn_gate.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_up.weight", KVL_EMBD, KVL_FF, .in_layer = true},
+    {"ffn_down.weight", KVL_FF, KVL_EMBD, .in_layer = true},
+};
+
 #define SET(tensors) {tensors, sizeof tensors / sizeof *tensors}
 const struct kvl_arch kvl_archs[] = {
     {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
@@ -202,6 +296,7 @@ const struct kvl_arch kvl_archs[] = {
     {"qwen3", {SET(decoder_tensors), SET(head_norms)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},
     {"gemma3", {SET(decoder_tensors), SET(head_norms), SET(post_norms)}, read_gemma3_dims, .gate = KVL_GATE_GELU, .halves = true,
      .scales_embedding = true, .slides = true, .full_every = 6, .slide_rope_base = 10000.0f},
+    {"deepseek2", {SET(deepseek2_tensors)}, read_deepseek2_dims, .gate = KVL_GATE_SILU},
 };
 const size_t kvl_n_archs = sizeof kvl_archs / sizeof *kvl_archs;
 

@@ -7,12 +7,15 @@
 #include "model.h"
 
 /* Dimension of a tensor by what it stands for. */
-enum kvl_extent { KVL_ONE, KVL_EMBD, KVL_FF, KVL_VOCAB, KVL_QUERY_ROWS, KVL_KV_ROWS, KVL_HEAD, KVL_ROPE_PAIRS, KVL_N_EXTENTS };
+enum kvl_extent { KVL_ONE, KVL_EMBD, KVL_FF, KVL_VOCAB, KVL_QUERY_ROWS, KVL_KV_ROWS, KVL_HEAD, KVL_ROPE_PAIRS,
+                  KVL_Q_RANK, KVL_KV_RANK, KVL_LATENT_ROW, KVL_MLA_QUERY_ROWS, KVL_MLA_UP_ROWS, KVL_CONTENT, KVL_VALUE, KVL_VALUE_ROWS, KVL_HEADS,
+                  KVL_N_EXTENTS };
 
 struct kvl_arch_tensor {
     const char *name;            /* of a layer: what follows "blk.N." */
     enum kvl_extent row, n_rows; /* dim[0] and dim[1] */
     bool in_layer, optional;
+    enum kvl_extent n_matrices;  /* dim[2] */
 };
 
 struct kvl_arch_tensors {

@@ -36,13 +36,15 @@ static kvl_status find_arch(struct kvl_model *model)
 /* ---- tensors ---- */
 
 static kvl_status check_shape(const struct kvl_gguf *gguf, const char *name, const struct kvl_gguf_tensor *tensor, uint64_t row,
-                              uint64_t n_rows)
+                              uint64_t n_rows, uint64_t n_matrices)
 {
-    if (tensor->dim[0] == row && tensor->dim[1] == n_rows && tensor->dim[2] == 1 && tensor->dim[3] == 1) return KVL_OK;
+    if (tensor->dim[0] == row && tensor->dim[1] == n_rows && tensor->dim[2] == n_matrices && tensor->dim[3] == 1) return KVL_OK;
+    char matrices[32] = "";
+    if (n_matrices != 1) snprintf(matrices, sizeof matrices, ", %" PRIu64, n_matrices);
     return kvl_fail(KVL_E_FORMAT,
-                    "%s: tensor \"%s\": wanted [%" PRIu64 ", %" PRIu64 "], found [%" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
+                    "%s: tensor \"%s\": wanted [%" PRIu64 ", %" PRIu64 "%s], found [%" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
                     "]",
-                    kvl_gguf_path(gguf), name, row, n_rows, tensor->dim[0], tensor->dim[1], tensor->dim[2], tensor->dim[3]);
+                    kvl_gguf_path(gguf), name, row, n_rows, matrices, tensor->dim[0], tensor->dim[1], tensor->dim[2], tensor->dim[3]);
 }
 
 /* Marks the tensor in listed[]. */
@@ -58,6 +60,15 @@ static kvl_status check_tensor(const struct kvl_model *model, const struct kvl_a
         [KVL_KV_ROWS] = (uint64_t)d->n_kv_head * d->head_dim,
         [KVL_HEAD] = d->head_dim,
         [KVL_ROPE_PAIRS] = d->rope_dim / 2,
+        [KVL_Q_RANK] = d->mla.q_rank,
+        [KVL_KV_RANK] = d->mla.kv_rank,
+        [KVL_LATENT_ROW] = (uint64_t)d->mla.kv_rank + d->rope_dim,
+        [KVL_MLA_QUERY_ROWS] = (uint64_t)d->n_head * (d->mla.content_dim + d->rope_dim),
+        [KVL_MLA_UP_ROWS] = (uint64_t)d->n_head * (d->mla.content_dim + d->mla.value_dim),
+        [KVL_CONTENT] = d->mla.content_dim,
+        [KVL_VALUE] = d->mla.value_dim,
+        [KVL_VALUE_ROWS] = (uint64_t)d->n_head * d->mla.value_dim,
+        [KVL_HEADS] = d->n_head,
     };
     char name[64];
     if (wanted->in_layer)
@@ -68,7 +79,7 @@ static kvl_status check_tensor(const struct kvl_model *model, const struct kvl_a
     if (tensor == NULL && wanted->optional) return KVL_OK;
     if (tensor == NULL) return kvl_fail(KVL_E_FORMAT, "%s: tensor \"%s\" is missing", kvl_gguf_path(model->gguf), name);
     listed[tensor - kvl_gguf_tensor_at(model->gguf, 0)] = true;
-    return check_shape(model->gguf, name, tensor, extents[wanted->row], extents[wanted->n_rows]);
+    return check_shape(model->gguf, name, tensor, extents[wanted->row], extents[wanted->n_rows], extents[wanted->n_matrices]);
 }
 
 static kvl_status check_all_listed(const struct kvl_model *model, const bool *listed)
@@ -217,6 +228,18 @@ kvl_status kvl_model_open(const char *path, struct kvl_model **out)
 done:
     kvl_model_close(&model);
     return status;
+}
+
+kvl_status kvl_model_expand(struct kvl_model *model)
+{
+    struct kvl_dims *d = &model->dims;
+    if (d->mla.kv_rank == 0) return kvl_fail(KVL_E_UNSUPPORTED, "%s has no latent attention that could be expanded", model->name);
+    if (d->mla.value_dim > d->mla.content_dim + d->rope_dim)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: values of %u channels do not fit rows of %u", model->name, d->mla.value_dim, d->mla.content_dim + d->rope_dim);
+    d->mla.expanded = true;
+    d->n_kv_head = d->n_head;
+    d->head_dim = d->mla.content_dim + d->rope_dim;
+    return KVL_OK;
 }
 
 void kvl_model_close(struct kvl_model **model)

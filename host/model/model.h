@@ -12,6 +12,12 @@ struct kvl_dims {
     float rms_eps, rope_base, slide_rope_base; /* slide_rope_base: of layers that slide */
     float query_gain;            /* of the queries' norm, so that scores are divided by sqrt(head_dim) */
     bool tied_output;
+    /* Latent attention (mla.h); kv_rank 0: none. n_kv_head is 1 and head_dim kv_rank + rope_dim, what the cache holds; expanded: n_head heads of
+     * content_dim + rope_dim. */
+    struct kvl_mla_dims {
+        uint32_t q_rank, kv_rank, content_dim, value_dim; /* q_rank 0: queries are projected at once */
+        bool expanded;
+    } mla;
 };
 
 struct kvl_arch; /* table entry of an architecture */
@@ -29,5 +35,7 @@ struct kvl_model {
 /* Opens and checks everything (tensor shapes against the dimensions). An unknown architecture: one line listing the known ones. */
 kvl_status kvl_model_open(const char *path, struct kvl_model **out);
 void kvl_model_close(struct kvl_model **model);
+/* From now on latent attention is computed and cached in full keys and values: to compare with. KVL_E_UNSUPPORTED for other models. */
+kvl_status kvl_model_expand(struct kvl_model *model);
 
 #endif

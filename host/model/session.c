@@ -5,6 +5,7 @@
 #include "linear.h"
 #include "log.h"
 #include "mem.h"
+#include "mla.h"
 #include "prompt.h"
 #include "rng.h"
 #include "witness.h"
@@ -46,6 +47,7 @@ struct layer_weights {
     struct kvl_buffer *vector[N_VECTORS];
     struct kvl_linear matrix[MOST_MATRICES];
     size_t n_matrices;
+    struct kvl_mla *mla; /* in place of QKV where attention is of latents; else NULL */
 };
 
 struct kvl_weights {
@@ -87,6 +89,8 @@ static void pack_layer(const struct kvl_model *model, int layer, struct packing 
     out[GATE_UP] = (struct packing){
         .owner = "gate_up", .tensor = {find_tensor(model, layer, "ffn_gate.weight"), find_tensor(model, layer, "ffn_up.weight")}, .n = 2,
         .form = {.gate = model->arch->gate}};
+    *n = QKV;
+    if (model->dims.mla.kv_rank != 0) return; /* mla.c has the rest */
     out[QKV] = (struct packing){.owner = "qkv", .form = turned(model, 0)};
     for (int i = 0; i < 3; i++) {
         const struct kvl_gguf_tensor *tensor = find_tensor(model, layer, names[i]);
@@ -160,6 +164,7 @@ static kvl_status load_layer(struct kvl_weights *w, int layer, struct layer_weig
         const struct kvl_linear_form form = turned(w->model, vectors[v].of_heads ? of_heads : 0);
         KVL_TRY(load_vector(w, layer, vectors[v].tensor, &form, v == Q_NORM ? dims->query_gain : 1.0f, &out->vector[v]));
     }
+    if (dims->mla.kv_rank != 0) KVL_TRY(kvl_mla_load(w->model, w->device, layer, &out->mla));
     pack_layer(w->model, layer, packing, &n);
     while (out->n_matrices < n) {
         const size_t i = out->n_matrices++;
@@ -198,6 +203,7 @@ void kvl_weights_free(struct kvl_weights **weights)
         struct layer_weights *layer = &w->layer[l];
         for (int v = 0; v < N_VECTORS; v++) kvl_buffer_free(&layer->vector[v]);
         for (size_t i = 0; i < layer->n_matrices; i++) kvl_linear_free(&layer->matrix[i]);
+        kvl_mla_free(&layer->mla);
     }
     kvl_free(&w->layer);
     kvl_buffer_free(&w->output_norm);
@@ -228,15 +234,17 @@ uint64_t kvl_weights_bytes(const struct kvl_model *model)
         pack_layer(model, (int)l, packing, &n);
         for (size_t i = 0; i < n; i++) bytes += packed_bytes(&packing[i]);
         for (int v = 0; v < N_VECTORS; v++) bytes += vector_size(model, (int)l, vectors[v].tensor) * sizeof(float);
+        bytes += kvl_mla_bytes(model, (int)l);
     }
     return bytes;
 }
 
 /* ---- scratch of the forward pass ---- */
 
-enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, SLIDE_ROTARY, N_SCRATCH };
+enum scratch { IDS, HIDDEN, NORMED, STAGE, ATTENDED, FEED_FORWARD, LOGITS, ROTARY, SLIDE_ROTARY, LATENT, N_SCRATCH = LATENT + KVL_MLA_SCRATCH };
 _Static_assert((int)N_SCRATCH + KVL_LINEAR_SCRATCH == (int)KVL_SESSION_SCRATCH, "session.h");
-static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary", "rotary of layers that slide"};
+static const char *const scratch_name[N_SCRATCH] = {"token ids", "hidden", "normed", "qkv stage", "attended", "feed forward", "logits", "rotary",
+                                                    "rotary of layers that slide", "queries of low rank", "latent rows", "rows of heads"};
 
 struct kvl_session {
     struct kvl_weights *weights;
@@ -256,7 +264,8 @@ static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
 /* The widest matrix that tokens go through. */
 static uint64_t most_columns(const struct kvl_dims *dims)
 {
-    const uint64_t heads = (uint64_t)dims->n_head * dims->head_dim, least = heads > dims->n_embd ? heads : dims->n_embd;
+    const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
+    const uint64_t heads = (uint64_t)dims->n_head * kvl_output_dim(&cache), least = heads > dims->n_embd ? heads : dims->n_embd;
     return dims->n_ff > least ? dims->n_ff : least;
 }
 
@@ -264,16 +273,18 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
                          uint64_t bytes[KVL_SESSION_SCRATCH])
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
-    const uint64_t u = kvl_cache_ubatch(&cache), q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
+    const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
+    const uint64_t u = kvl_cache_ubatch(&cache);
     bytes[IDS] = u * sizeof(int32_t);
     bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
     bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
-    bytes[STAGE] = u * (q + 2 * kv) * sizeof(float);
-    bytes[ATTENDED] = u * padded(q) * sizeof(float);
+    bytes[STAGE] = u * kvl_stage_row(&cache_dims) * sizeof(float);
+    bytes[ATTENDED] = u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
     bytes[SLIDE_ROTARY] = dims->slide_rope_base != dims->rope_base ? bytes[ROTARY] : 0;
+    kvl_mla_scratch(dims, u, bytes + LATENT);
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
@@ -300,7 +311,7 @@ done:
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
                                   struct kvl_cache_plan *out)
 {
-    const struct kvl_cache_dims cache_dims = {dims->n_layer, dims->n_head, dims->n_kv_head, dims->head_dim, dims->window, dims->full_every};
+    const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     return kvl_cache_plan_make(&cache_dims, &cache, limits, out);
 }
@@ -429,13 +440,11 @@ done:
     return status;
 }
 
-static kvl_status project_qkv(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden)
+static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden, const struct kvl_norm *norm)
 {
     kvl_status status = KVL_OK;
-    const struct layer_weights *layer = &s->weights->layer[l];
-    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
     struct products products = {.n = 0};
-    list_qkv(s, layer, hidden, &norm, &products);
+    list_qkv(s, layer, hidden, norm, &products);
     KVL_TRY(run_products(s, &products, n));
     KVL_TRY(finish_qkv(s, layer, n));
 done:
@@ -456,6 +465,28 @@ done:
     return status;
 }
 
+static struct kvl_mla_run mla_run(struct kvl_session *s)
+{
+    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
+}
+
+/* Step 1 of the cache's order: the stage's rows from hidden ones. */
+static kvl_status project(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
+{
+    const struct kvl_mla_run run = mla_run(s);
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
+    return layer->mla == NULL ? project_qkv(s, layer, n, hidden, &norm) : kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
+}
+
+/* What the output matrix is multiplied with. */
+static kvl_status attended_rows(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows *out)
+{
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    const struct kvl_mla_run run = mla_run(s);
+    *out = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
+    return layer->mla == NULL ? KVL_OK : kvl_mla_values(layer->mla, &run, n, s->scratch[ATTENDED], out);
+}
+
 /* What follows a layer's attention; next: the layer whose query, key and value rows are made of the result, or NULL. */
 static kvl_status finish_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, const struct layer_weights *next)
 {
@@ -463,15 +494,18 @@ static kvl_status finish_layer(struct kvl_session *s, uint32_t l, uint32_t n, st
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct layer_weights *layer = &s->weights->layer[l];
     const struct kvl_norm ffn_norm = norm_of(s, layer->vector[FFN_NORM]), attn_norm = norm_of(s, next != NULL ? next->vector[ATTN_NORM] : NULL);
-    const struct kvl_rows attended = rows_of(s, ATTENDED, 0, padded((uint64_t)dims->n_head * dims->head_dim));
     const struct kvl_rows ff = rows_of(s, FEED_FORWARD, 0, padded(dims->n_ff));
     struct products products = {.n = 0};
+    struct kvl_rows attended;
+    KVL_TRY(attended_rows(s, layer, n, &attended));
     KVL_TRY(add_product(s, &products, &layer->matrix[ATTN_OUTPUT], layer->vector[ATTN_POST_NORM], n, attended, hidden));
     products.item[products.n++] = (struct kvl_product){&layer->matrix[GATE_UP], hidden, ff, &ffn_norm, false};
     KVL_TRY(add_product(s, &products, &layer->matrix[FFN_DOWN], layer->vector[FFN_POST_NORM], n, ff, hidden));
-    if (next != NULL) list_qkv(s, next, hidden, &attn_norm, &products);
+    const bool listed = next != NULL && next->mla == NULL;
+    if (listed) list_qkv(s, next, hidden, &attn_norm, &products);
     KVL_TRY(run_products(s, &products, n));
-    if (next != NULL) KVL_TRY(finish_qkv(s, next, n));
+    if (listed) KVL_TRY(finish_qkv(s, next, n));
+    else if (next != NULL) KVL_TRY(project(s, next, n, hidden));
 done:
     return status;
 }
@@ -480,7 +514,7 @@ done:
 static kvl_status forward_prompt_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
     kvl_status status = KVL_OK;
-    KVL_TRY(project_qkv(s, l, n, hidden));
+    KVL_TRY(project(s, &s->weights->layer[l], n, hidden));
     KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], rotary_of(s, l), s->scratch[ATTENDED]));
     KVL_TRY(finish_layer(s, l, n, hidden, NULL));
 done:
@@ -492,7 +526,7 @@ static kvl_status forward_layers(struct kvl_session *s, uint32_t n, struct kvl_r
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    KVL_TRY(project_qkv(s, 0, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    KVL_TRY(project(s, &s->weights->layer[0], n, hidden)); /* step 1 of the cache's order; 2 to 8: */
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
         KVL_TRY(finish_layer(s, l, n, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
@@ -519,7 +553,8 @@ done:
 static uint64_t layer_products(const struct kvl_dims *dims)
 {
     const uint64_t q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
-    return dims->n_layer * ((uint64_t)dims->n_embd * (2 * q + 2 * kv) + 3ull * dims->n_embd * dims->n_ff);
+    const uint64_t attention = dims->mla.kv_rank != 0 ? kvl_mla_products(dims) : (uint64_t)dims->n_embd * (2 * q + 2 * kv);
+    return dims->n_layer * (attention + 3ull * dims->n_embd * dims->n_ff);
 }
 
 static void count_forward(struct kvl_session *s, uint32_t n, uint32_t n_logits)
@@ -811,7 +846,8 @@ void kvl_session_counters(const struct kvl_session *s, struct kvl_counters *out)
     *out = s->counters;
     out->kv_tokens_read = reads.tokens;
     out->kv_bytes_read = reads.bytes;
-    out->flops += 4 * reads.tokens * dims->n_layer * dims->n_head * dims->head_dim;
+    const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
+    out->flops += 2 * reads.tokens * dims->n_layer * dims->n_head * (dims->head_dim + kvl_output_dim(&cache));
     out->launches = kvl_device_launches(s->weights->device) - s->launches_before;
 }
 

@@ -78,7 +78,7 @@ kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes
 
 /* What a session would reserve besides the weights, without a device: its cache's plan, and the scratch of the forward pass (0: none).
  * tuning: of the device; NULL = built-in. */
-enum { KVL_SESSION_SCRATCH = 13 };
+enum { KVL_SESSION_SCRATCH = 16 };
 void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
                          uint64_t bytes[KVL_SESSION_SCRATCH]);
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,

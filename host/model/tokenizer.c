@@ -626,8 +626,22 @@ done:
     return status;
 }
 
-/* Bytes of the UTF-8 character that begins with `lead`, by that byte alone. */
-static uint32_t char_size(unsigned char lead) { return lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4; }
+/* Where byte `at` of the word comes from in the text. */
+static size_t spm_origin(const struct encoder *e, size_t start, size_t at)
+{
+    for (size_t i = e->t->adds_space ? strlen(SPM_SPACE) : 0; i < at; start++) i += e->text[start] == ' ' ? strlen(SPM_SPACE) : 1;
+    return start;
+}
+
+/* Bytes of the UTF-8 character that text begins with; 1 if it is cut. */
+static uint32_t char_size(const char *text, size_t left)
+{
+    const unsigned char lead = (unsigned char)text[0];
+    const uint32_t size = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    uint32_t n = 1;
+    while (n < size && n < left && ((unsigned char)text[n] & 0xc0) == 0x80) n++;
+    return n == size ? size : 1;
+}
 
 static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
 {
@@ -636,8 +650,7 @@ static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
     KVL_TRY(spm_word(e, start, end));
     KVL_TRY(make_room(e, e->word.size));
     for (uint32_t at = 0, size; at < e->word.size; at += size) {
-        const uint32_t left = (uint32_t)e->word.size - at, whole = char_size((unsigned char)e->word.data[at]);
-        size = whole < left ? whole : left;
+        size = char_size(e->word.data + at, e->word.size - at);
         e->symbols[n++] = (struct symbol){.id = find_token(e->t, e->word.data + at, size), .start = at, .size = size};
     }
     merge_symbols(e, n);
@@ -646,7 +659,7 @@ static kvl_status spm_encode(struct encoder *e, size_t start, size_t end)
         for (uint32_t b = 0; b < (symbol->id == NO_TOKEN ? symbol->size : 1); b++) {
             const unsigned char byte = (unsigned char)e->word.data[symbol->start + b];
             const int32_t id = symbol->id == NO_TOKEN ? e->t->token_of_byte[byte] : symbol->id;
-            if (id == NO_TOKEN) return fail_byte(byte, start);
+            if (id == NO_TOKEN) return fail_byte(byte, spm_origin(e, start, symbol->start + b));
             e->ids[e->n_ids++] = id;
         }
     }

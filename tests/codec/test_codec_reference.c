@@ -915,6 +915,32 @@ static void turboquant_special_values(void **state)
     }
 }
 
+/* A row of one head of 128 channels, keys or values, as issue and papers count it: codes and parameters of one token. */
+static void rows_of_128_channels(void **state)
+{
+    static const struct {
+        const char *name, *options;
+        uint64_t bytes;
+    } rows[] = {{"f16", "", 256},  {"q8_0", "", 136}, {"q5_1", "", 96},   {"q5_0", "", 88},           {"q4_1", "", 80},
+                {"q4_0", "", 72},  {"iq4_nl", "", 72}, {"int8", "", 132}, {"int4", "", 68},           {"int4", "group=64", 72},
+                {"int4", "group=32", 80}, {"int2", "group=32", 48}, {"int4", "group=32,e4m3", 72}, {"int2", "group=32,e5m2", 40}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t r = 0; r < 2; r++) {
+            struct bench b = bench_new(rows[i].name, rows[i].options, roles[r], 128, 64);
+            struct kvl_codec_bytes bytes;
+            assert_int_equal(kvl_codec_bytes(&b.instance, roles[r], 128, 1, &bytes), KVL_OK);
+            assert_int_equal(bytes.payload + bytes.scale + bytes.index, rows[i].bytes);
+            bench_free(&b);
+        }
+    struct kvl_codec_bytes bytes; /* 77 of 128 channels */
+    struct bench think = bench_new("think", "", KVL_ROLE_K, 128, 64);
+    assert_int_equal(kvl_codec_bytes(&think.instance, KVL_ROLE_K, 128, 1, &bytes), KVL_OK);
+    assert_int_equal(bytes.payload, 2 * 77);
+    assert_int_equal(think.shape.tail_min, 32);
+    assert_int_equal(think.shape.learn_queries, 32);
+    bench_free(&think);
+}
+
 static void fp8_bytes_are_exact(void **state)
 {
     for (size_t i = 0; i < 2; i++)
@@ -1058,7 +1084,7 @@ int main(void)
         cmocka_unit_test(fp8_rounds_to_nearest_even),
         cmocka_unit_test(fp8_errors_are_relative),
         cmocka_unit_test(special_values_of_the_others),
-        cmocka_unit_test(fp8_bytes_are_exact),
+        cmocka_unit_test(rows_of_128_channels), cmocka_unit_test(fp8_bytes_are_exact),
         cmocka_unit_test(turboquant_errs_as_published),
         cmocka_unit_test(turboquant_scores_are_unbiased),
         cmocka_unit_test(turboquant_refuses_with_the_fix),

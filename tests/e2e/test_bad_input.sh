@@ -87,6 +87,23 @@ refused 1 "$work" eval ppl -m "$work" -f text
 refused 1 "magic.gguf|GGUF" generate -m magic.gguf -p a
 refused 1 "magic.gguf|GGUF" tokenize -m magic.gguf -f text
 
+# Weights that make two key channels of layer 2 NaN, for each token: the numbers are replaced, counted, warned of and stored.
+damaged nan.gguf '
+offset = lambda name: struct.unpack_from("<Q", b, tensor(name) + 4 + 16 + 4)[0]
+data = len(b) - 96 * 160 * 4 - offset(b"blk.2.ffn_down.weight")
+at = data + offset(b"blk.2.attn_k.weight") + 5 * 96 * 2
+b[at:at + 2] = struct.pack("<H", 0x7e00)'
+for use in "128 --kv int4 -c 64" "1024 --kv int4 --protocol compress-then-score --context 256 --score 256" "512 --kv k=think --protocol p4 -c 256"; do
+    read -r wanted arguments <<<"$use"
+    label="nan.gguf $arguments"
+    checks=$((checks + 1))
+    # shellcheck disable=SC2086
+    "$kvlab" eval ppl -m nan.gguf -f text --chunks 1 $arguments -o nan.h5 >out 2>err || fail "$label: $(cat err)"
+    grep -q "$wanted keys or values were not finite when they were encoded: the results cannot be trusted" err || fail "$label: $(cat err)"
+    "$kvlab" log show nan.h5 | grep -q "nonfinite_inputs *$wanted" || fail "$label: the run file does not say so"
+    rm -f nan.h5
+done
+
 # --- the text ---
 refused 2 "empty" eval ppl -m "$model" -f empty -c 64
 refused 2 "short|64" eval ppl -m "$model" -f short -c 64

@@ -51,3 +51,16 @@ refused 2 "neither int4 nor int4 needs a table" calibrate -m "$model" -f "$text"
 refused 2 "a table serves one setting" calibrate -m "$model" -f "$text" -c 64 --for "kvquant @0-0 int4" -o u.h5
 refused 2 "sink=64 leaves nothing" calibrate -m "$model" -f "$text" -c 64 --for "kvquant sink=64" -o u.h5
 [[ ! -e u.h5 && ! -e u.h5.part ]] || fail "a refused calibration left a file"
+
+# A projection's table serves every rank and codec; more directions lose less, all of them nothing.
+calibrate --chunks 6 --first-chunk 6 --for "latent rope=pre" -o l.h5 >/dev/null 2>&1
+for rank in 32 24 16 8; do
+    eval_kld --chunks 2 --no-run-file --kv "latent(rank=$rank,of=f32) rope=pre rot=hadamard table=l.h5" 2>/dev/null | awk '/^kld/ {print $2}'
+done >by_rank
+sort -cg by_rank || fail "divergence at ranks 32, 24, 16 and 8: $(cat by_rank)"
+awk 'NR == 1 && $1 >= 1e-4 {exit 1}' by_rank || fail "all directions change the logits: $(cat by_rank)"
+refused 2 "form rope=pre" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent table=l.h5"
+refused 2 "streams with" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent(rank=8,heads=2) rope=pre table=l.h5"
+refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(heads=3)" -o u.h5
+refused 1 "stores latents already" calibrate -m "$root/data/models/arch_deepseek2.gguf" -f "$text" -c 64 --for "latent" -o u.h5
+[[ ! -e u.h5 && ! -e u.h5.part ]] || fail "a refused calibration of latents left a file"

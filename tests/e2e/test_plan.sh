@@ -47,8 +47,10 @@ is 'r["bytes_per_token"]' 516096 -m llama-3.1-405b -c 8192
 is 'r["bytes_per_token"]' $((61 * (576 / 2 + 4))) -m deepseek-v3 -c 8192 --kv int4
 # layers that slide: 29 of 34 hold 1024 tokens and a ubatch less one, in whole pages of 64; the others everything
 is 'r["bytes"]["payload"] + r["bytes"]["slack"]' $((4096 * (29 * 1536 + 5 * 131072))) -m gemma-3-4b -c 131072
-is 'r["kv"].split(" @", 1)[1]' '0-4 window=1024 @6-10 window=1024 @12-16 window=512 @18-22 window=1024 @24-28 window=1024 @30-33 window=1024' \
-    -m gemma-3-4b -c 8192 --kv "window=4096 @12-16 window=512"
+# a window of one's own is for the others (4096 tokens and a ubatch less one: 72 pages), and for all with all_layers
+is 'r["bytes"]["payload"] + r["bytes"]["slack"]' $((4096 * (29 * 1536 + 5 * 4608))) -m gemma-3-4b -c 131072 --kv window=4096
+is 'r["bytes"]["payload"] + r["bytes"]["slack"]' $((4096 * 34 * 1024)) -m gemma-3-4b -c 131072 --kv "window=512 all_layers"
+is 'r["bytes"]["payload"] + r["bytes"]["slack"]' $((1024 * (15 * 1024 + 3 * 32768))) -m gemma-3-270m -c 32768
 
 # --- the least time of a token: 140 GB of weights over 3 TB/s are about 45 ms; ten caches come on top; a mixture reads what is active ---
 is '45 < r["floor_ns"] * 1e-6 < 47' True -m llama-2-70b -c 1 --bandwidth 3000

@@ -147,7 +147,10 @@ static void products_are_added(void **state)
     tensor_free(&t);
 }
 
-static void gate_and_value(void **state)
+static double silu(double x) { return x / (1.0 + exp(-x)); }
+static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (x + 0.044715 * x * x * x))); }
+
+static void gate_and_value(enum kvl_gate gate, double (*activation)(double))
 {
     enum { ROWS = 41, COLS = 96, MOST = 20 };
     struct test_tensor t[2];
@@ -155,7 +158,7 @@ static void gate_and_value(void **state)
     const struct kvl_gguf_tensor *const tensors[] = {&t[0].tensor, &t[1].tensor};
     for (int i = 0; i < 2; i++) tensor_new(kvl_quant_type(KVL_GGUF_Q4_1), ROWS, COLS, 9 + (uint64_t)i, &t[i]);
     kvl_linear_limit_part(4 * 3 * 20 * 16);
-    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){.gate = KVL_GATE_SILU}, &linear));
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, 2, (struct kvl_linear_form){.gate = gate}, &linear));
     kvl_linear_limit_part(0);
     assert_int_equal(linear.rows, ROWS);
     assert_int_equal(linear.n_parts, 2);
@@ -165,14 +168,41 @@ static void gate_and_value(void **state)
         for (uint32_t i = 0; i < T * ROWS; i++) {
             double bound[2], product[2];
             for (int k = 0; k < 2; k++) product[k] = dot(t[k].values + i % ROWS * COLS, x + i / ROWS * COLS, COLS, &bound[k]);
-            const double silu = product[0] / (1.0 + exp(-product[0]));
-            assert_true(fabs(y[i] - silu * product[1]) <=
-                        1e-6 * fabs(silu * product[1]) + 1.2 * bound[0] * fabs(product[1]) + bound[1] * fabs(silu));
+            const double factor = activation(product[0]);
+            assert_true(fabs(y[i] - factor * product[1]) <=
+                        2e-6 * (fabs(product[0]) + fabs(factor)) * fabs(product[1]) + 1.2 * bound[0] * fabs(product[1]) + bound[1] * fabs(factor));
         }
         kvl_free(&x);
     }
     kvl_linear_free(&linear);
     for (int i = 0; i < 2; i++) tensor_free(&t[i]);
+}
+
+static void silu_and_value(void **state) { gate_and_value(KVL_GATE_SILU, silu); }
+static void gelu_and_value(void **state) { gate_and_value(KVL_GATE_GELU, gelu); }
+
+/* Two heads of 24 rows, 16 of which RoPE turns, and 5 rows that are no heads': rows 0, 8, 1, 9 ... 7, 15, 16 ... 23 of each head. */
+static void halves_become_neighbours(void **state)
+{
+    enum { HEAD = 24, TURN = 16, ROWS = 2 * HEAD + 5, COLS = 64 };
+    struct test_tensor t;
+    struct kvl_linear plain, turned;
+    const struct kvl_linear_form form = {.turned_rows = 2 * HEAD, .head_dim = HEAD, .rope_dim = TURN};
+    float *x = random_floats(COLS, 31), before[ROWS], after[ROWS];
+    tensor_new(kvl_quant_type(KVL_GGUF_Q8_0), ROWS, COLS, 32, &t);
+    load_one(&t, &plain);
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, (const struct kvl_gguf_tensor *const[]){&t.tensor}, 1, form, &turned));
+    run(&plain, 1, x, NULL, true, before);
+    run(&turned, 1, x, NULL, true, after);
+    for (int i = 0; i < ROWS; i++) {
+        const int head = i / HEAD * HEAD, c = i - head;
+        const int from = i >= 2 * HEAD || c >= TURN ? i : head + (c % 2 == 0 ? c / 2 : TURN / 2 + c / 2);
+        assert_true(after[i] == before[from]);
+    }
+    kvl_linear_free(&plain);
+    kvl_linear_free(&turned);
+    tensor_free(&t);
+    kvl_free(&x);
 }
 
 /* Three tensors as one, cut into parts: the same bits as each alone. */
@@ -456,6 +486,43 @@ static void rms_norm(void **state)
     }
 }
 
+/* Heads side by side are as rows of their own; a norm that is added, and a row that is, are sums. */
+static void norms_of_heads_and_sums(void **state)
+{
+    enum { T = 3, N_HEAD = 4, N = 40, WIDE = N_HEAD * N + 8, ALL = T * WIDE };
+    const float eps = 1e-5f;
+    struct kvl_rows x, y;
+    struct kvl_buffer *weight = NULL;
+    float *in = random_floats(ALL, 41), *w = random_floats(N, 42), out[ALL], one[N], sum[ALL];
+    assert_ok(kvl_buffer_new(kvl_test_device, "test norm", -1, KVL_MEM_WEIGHTS, N * sizeof *w, false, &weight));
+    assert_ok(kvl_buffer_write(weight, 0, N * sizeof *w, w));
+    rows_new(T, WIDE, in, CANARY, &x);
+    assert_ok(kvl_rms_norm_heads_run(kernels, T, N_HEAD, N, eps, weight, x));
+    rows_read(&x, T, WIDE, CANARY, out);
+    for (uint32_t t = 0; t < T; t++) {
+        for (uint32_t h = 0; h < N_HEAD; h++) {
+            rows_new(1, N, in + t * WIDE + h * N, CANARY, &y);
+            assert_ok(kvl_rms_norm_run(kernels, 1, N, eps, weight, y, y));
+            rows_read(&y, 1, N, CANARY, one);
+            assert_memory_equal(out + t * WIDE + h * N, one, sizeof one);
+            kvl_buffer_free(&y.buffer);
+        }
+        assert_memory_equal(out + t * WIDE + N_HEAD * N, in + t * WIDE + N_HEAD * N, 8 * sizeof *out); /* what lies behind the heads */
+    }
+    rows_new(T, WIDE, in, CANARY, &y);
+    assert_ok(kvl_rms_norm_add_run(kernels, T, N, eps, weight, y, x)); /* the first head's rows once more, to the normalized ones */
+    rows_read(&x, T, WIDE, CANARY, sum);
+    for (uint32_t i = 0; i < ALL; i++) assert_true(sum[i] == (i % WIDE < N ? 2 * out[i] : out[i]));
+    assert_ok(kvl_add_row_run(kernels, T, N, weight, x));
+    rows_read(&x, T, WIDE, CANARY, out);
+    for (uint32_t i = 0; i < ALL; i++) assert_true(out[i] == (i % WIDE < N ? sum[i] + w[i % WIDE] : sum[i]));
+    kvl_buffer_free(&weight);
+    kvl_buffer_free(&x.buffer);
+    kvl_buffer_free(&y.buffer);
+    kvl_free(&in);
+    kvl_free(&w);
+}
+
 static void new_kernels(void **state) { assert_ok(kvl_linear_kernels_new(kvl_test_device, &kernels)); }
 static void free_kernels(void **state) { kvl_linear_kernels_free(&kernels); }
 
@@ -465,7 +532,10 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(exact_products_of_odd_rows),
     cmocka_unit_test(batches_do_not_change_exact_bits),
     cmocka_unit_test(products_are_added),
-    cmocka_unit_test(gate_and_value),
+    cmocka_unit_test(silu_and_value),
+    cmocka_unit_test(gelu_and_value),
+    cmocka_unit_test(halves_become_neighbours),
+    cmocka_unit_test(norms_of_heads_and_sums),
     cmocka_unit_test(tensors_are_joined),
     cmocka_unit_test(products_in_8_bits),
     cmocka_unit_test(sums_of_8_bits_do_not_overflow),

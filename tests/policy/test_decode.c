@@ -167,6 +167,8 @@ static const struct row {
     {"turboquant(bits=2) rot=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"k=turboquant(bits=4,sketch=sign) v=turboquant keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"kvquant(outliers=5) table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
+    {"int4(group=16,e4m3) keep=h2o budget=uniform(tokens=40) when=full", &dims_tiny, 90, 16},
+    {"k=think(recent=0) v=f32 table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"f32 rope=pre pos=compact keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 120, 64},
     {"int8 rope=pre rot=hadamard korder=hf sink=3 tail=7 pos=compact keep=tova budget=uniform(tokens=40) when=every:5", &dims_tiny, 120, 16},
     {"f16 keep=h2o budget=uniform(tokens=1) when=full", &dims_tiny, 40, 16},
@@ -376,6 +378,26 @@ static void handing_over_many_changes_nothing(void **state)
     rig_free(&r);
 }
 
+/* A budget that nothing exceeds, in a model of several layers: the logits of a cache that evicts nothing. */
+static void evicting_nothing_changes_nothing(void **state)
+{
+    static const char *const specs[] = {"f32 keep=h2o budget=uniform(tokens=190) when=full", "f32 rope=pre pos=compact keep=streaming budget=uniform(tokens=190) when=full",
+                                        "f32 sink=4 tail=8 keep=tova budget=uniform(tokens=190) when=every:3 @1-1 keep=knorm"};
+    float wanted[MOST_VOCAB], got[MOST_VOCAB];
+    struct rig r = rig_load(TINY_MODEL);
+    start(&r, "f32", STREAM);
+    assert_ok(kvl_session_forward(r.session, token, 100, 0));
+    for (uint32_t t = 100; t < 110; t++) rig_forward(&r, token + t, 1, wanted);
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        start(&r, specs[i], STREAM);
+        assert_ok(kvl_session_forward(r.session, token, 100, 0));
+        for (uint32_t t = 100; t < 110; t++) rig_forward(&r, token + t, 1, got);
+        const double difference = largest_difference(got, wanted, r.model->dims.n_vocab);
+        if (!(difference < 1e-4)) fail_msg("%s: logits differ by %g", specs[i], difference);
+    }
+    rig_free(&r);
+}
+
 /* A stream far longer than the cache: memory is that of the cache, whatever n_ctx is. */
 static void memory_is_flat(void **state)
 {
@@ -426,6 +448,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(numpy_agrees),                 cmocka_unit_test(compact_is_recomputation),
     cmocka_unit_test(equal_scores_keep_the_oldest), cmocka_unit_test(counts_follow_the_budget),
     cmocka_unit_test(handing_over_many_changes_nothing), cmocka_unit_test(memory_is_flat),
+    cmocka_unit_test(evicting_nothing_changes_nothing),
     cmocka_unit_test(what_cannot_be_is_refused),
 };
 

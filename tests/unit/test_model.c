@@ -225,6 +225,15 @@ static const struct {
      "tensor \"output.weight\": wanted [32, 257]"},
 };
 
+static void unknown_architectures_get_the_list(void **state)
+{
+    struct kvl_model *model;
+    assert_int_equal(open_changed(&(struct small_change){.omit = "general.architecture", .str_key = "general.architecture", .str = "mamba"}, &model),
+                     KVL_E_UNSUPPORTED);
+    for (size_t i = 0; i < kvl_n_archs; i++) assert_non_null(strstr(kvl_error_text(), kvl_archs[i].name));
+    assert_null(strchr(kvl_error_text(), '\n'));
+}
+
 static void wrong_models_are_refused(void **state)
 {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -308,6 +317,7 @@ int main(void)
         cmocka_unit_test(names_are_made_presentable),
         cmocka_unit_test(digest_is_the_file_s),
         cmocka_unit_test(rotary_frequencies_are_scaled),
+        cmocka_unit_test(unknown_architectures_get_the_list),
         cmocka_unit_test(wrong_models_are_refused),
         cmocka_unit_test(tokenizer_must_fit_the_embedding),
         cmocka_unit_test(every_failed_allocation_is_survived),

@@ -55,6 +55,7 @@ static void assert_refused(const char *text, const char *message)
 #define REST " rope=post rot=none korder=gguf"
 #define INT8 "int8(group=0,asym,clip=1,search=0,f16)"
 #define INT4 "int4(group=0,asym,clip=1,search=0,f16)"
+#define INT4_8 "int4(group=8,asym,clip=1,search=0,f16)"
 #define PLAIN "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep"
 
 static void resolves(void **state)
@@ -88,6 +89,8 @@ static void resolves_overrides(void **state)
                                                  " @1-1 k=" INT4 " v=" INT4);
     assert_resolved("int8 @2-5 int8", "k=" INT8 " v=" INT8 REST " sink=0 ktail=codec vtail=codec window=0 keep=none budget=none when=prefill pos=keep");
     assert_resolved("@2-5 streaming-llm", PLAIN " @2-5 sink=4 window=1020 pos=compact");
+    assert_resolved("window=8 all_layers", "k=f16 v=f16" REST " sink=0 ktail=codec vtail=codec window=8 keep=none budget=none when=prefill pos=keep all_layers=yes");
+    assert_resolved("all_layers @2-2 all_layers=no", PLAIN " all_layers=yes @2-2 all_layers=no");
     assert_resolved("tail=9 @2-5 ktail=codec", "k=f16 v=f16" REST " sink=0 ktail=9 vtail=9 window=0 keep=none budget=none when=prefill pos=keep @2-5 ktail=codec");
 }
 
@@ -176,6 +179,8 @@ static void refuses_bad_options(void **state)
                    "--kv: group=x is out of range at character 12 of \"int4(group=x)\": legal is a whole number from 0 to 65536");
     assert_refused("int4(group=-1)",
                    "--kv: group=-1 is out of range at character 12 of \"int4(group=-1)\": legal is a whole number from 0 to 65536");
+    assert_refused("all_layers all_layers=no", "--kv: all_layers= is given twice at character 12 of \"all_layers all_layers=no\": keep one");
+    assert_refused("all_layers(1)", "--kv: all_layers= takes no options at character 12 of \"all_layers(1)\": remove the parentheses");
     assert_refused("int4(search=4)", "search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
     assert_refused("int4(clip=0)", "--kv: clip=0 is out of range at character 11 of \"int4(clip=0)\": legal is a number from 0.1 to 1");
     assert_refused("int4(scheme=up)", "--kv: unknown scheme 'up' at character 13 of \"int4(scheme=up)\": legal are asym sym");
@@ -197,7 +202,7 @@ static void refuses_mixes(void **state)
 static void projections_name_their_codec(void **state)
 {
     assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
-                    "k=latent(rank=16,heads=1,absorbed,of=int4(group=8,asym)) v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "k=latent(rank=16,heads=1,absorbed,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
                     "keep=none budget=none when=prefill pos=keep");
     assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
     assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");

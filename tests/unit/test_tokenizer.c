@@ -1,4 +1,5 @@
-/* Tokenizer and chat prompts: a small vocabulary written here for the rules; SmolLM2's for llama.cpp's answers, skipped without. */
+/* Tokenizer and chat prompts: a small vocabulary written here for the rules; those of arch_*.gguf and SmolLM2's for llama.cpp's answers, the
+ * last skipped without. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 #include "../../data/golden/tokenizer_answers.h"
+#include "../../data/golden/spm_answers.h"
 #include "file.h"
 #include "mem.h"
 #include "rng.h"
@@ -317,6 +319,58 @@ static void test_any_bytes_come_back(void **state)
     }
 }
 
+/* ---- SentencePiece ---- */
+
+static struct kvl_tokenizer *spm_tokenizer(const char *arch)
+{
+    struct kvl_tokenizer *t = NULL;
+    char path[512];
+    snprintf(path, sizeof path, KVL_ROOT "/data/models/arch_%s.gguf", arch);
+    assert_int_equal(read_file(path, &t), KVL_OK);
+    return t;
+}
+
+static void test_spm_answers_of_llama_cpp(void **state)
+{
+    for (size_t i = 0; i < sizeof spm_answers / sizeof *spm_answers; i++) {
+        const struct spm_answer *a = &spm_answers[i];
+        struct kvl_tokenizer *t = spm_tokenizer(a->arch);
+        assert_true(kvl_tokenizer_adds_bos(t));
+        expect_ids(t, a->text, a->size, a->special, a->ids, a->n);
+        kvl_tokenizer_free(&t);
+    }
+}
+
+/* Any bytes: those that are no character, and spaces written out, too. */
+static void test_spm_bytes_come_back(void **state)
+{
+    enum { N_TEXTS = 400, LONGEST = 40 };
+    static const char alphabet[] = " the and\n\xe6\x97\xa5\xe6\x9c\xac\xc3\xa9\xff<b>  ";
+    struct kvl_tokenizer *t = spm_tokenizer("gemma3");
+    for (uint64_t i = 0; i < N_TEXTS; i++) {
+        char text[LONGEST];
+        const size_t size = kvl_rng_u64(1, i) % LONGEST;
+        for (size_t k = 0; k < size; k++) {
+            const uint64_t r = kvl_rng_u64(2 + i, k);
+            text[k] = i % 2 == 0 ? (char)r : alphabet[r % (sizeof alphabet - 1)];
+        }
+        expect_round_trip(t, text, size);
+    }
+    kvl_tokenizer_free(&t);
+}
+
+static void test_spm_refusals(void **state)
+{
+    static const struct kvl_gguf_str tokens[] = {{"a", 1}, {"b", 1}};
+    struct kvl_tokenizer *t = NULL;
+    const struct vocabulary no_scores = {.model = "llama", .tokens = tokens, .n_tokens = 2, .bos = 0, .eos = -1};
+    assert_int_equal(load(&no_scores, &t), KVL_E_FORMAT);
+    assert_non_null(strstr(kvl_error_text(), "tokenizer.ggml.scores has 0 floats for 2 tokens"));
+    const struct vocabulary unknown = {.model = "bert", .tokens = tokens, .n_tokens = 2, .bos = 0, .eos = -1};
+    assert_int_equal(load(&unknown, &t), KVL_E_UNSUPPORTED);
+    assert_non_null(strstr(kvl_error_text(), "tokenizer model 'bert' is not known; known: gpt2 (byte-level BPE), llama (SentencePiece)"));
+}
+
 static void test_long_words(void **state)
 {
     enum { N = 400000 };
@@ -373,7 +427,7 @@ static void test_hostile_metadata(void **state)
 {
     const struct vocabulary good = small_vocabulary("smollm");
     struct vocabulary v = good;
-    v.model = "llama", expect_error(&v, KVL_E_UNSUPPORTED, "gpt2");
+    v.model = "wordpiece", expect_error(&v, KVL_E_UNSUPPORTED, "gpt2");
     v = good, v.pre = "smollm2", expect_error(&v, KVL_E_UNSUPPORTED, "smollm, gpt-2, llama-bpe, qwen2");
     v = good, v.tokens = NULL, expect_error(&v, KVL_E_FORMAT, "tokenizer.ggml.tokens");
     v = good, v.merges = NULL, expect_error(&v, KVL_E_FORMAT, "tokenizer.ggml.merges");
@@ -596,6 +650,9 @@ int main(void)
         cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_any_bytes_come_back),
         cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_spm_answers_of_llama_cpp),
+        cmocka_unit_test(test_spm_bytes_come_back),
+        cmocka_unit_test(test_spm_refusals),
         cmocka_unit_test(test_byte_without_token),
         cmocka_unit_test(test_merge_without_token),
         cmocka_unit_test(test_hostile_metadata),

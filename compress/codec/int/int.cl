@@ -416,7 +416,11 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
 void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
 {
     for (uint b = 0; b < TOKEN_BYTES; b++) to[BYTE_AT(t_to, b)] = from[BYTE_AT(t_from, b)];
+#if PARAM_MANTISSA == 0
     kvl_move_halves(PARAM_BASE(to), t_to, PARAM_BASE(from), t_from, N_GROUPS * PARAMS, KVL_P);
+#else
+    for (uint i = 0; i < N_GROUPS * PARAMS; i++) PARAM_BASE(to)[i * KVL_P + t_to] = PARAM_BASE(from)[i * KVL_P + t_from];
+#endif
 }
 #endif
 

@@ -134,6 +134,44 @@ static const float kvquant4_v_decoded[] = {
     -0x1.4a3a16p+15f, -0x1.f8fa4ap+15f, -0x1.225a14p+13f, 0x1.f6de32p+15f, -0x1.b8e66p+15f, 0x1.f6de32p+15f, 0x1.8b3ea8p+15f, -0x1.4ef1p+10f,
     -0x1.79a5dap+1f, -0x1.3d8bacp+1f, -0x1.07ceep+1f, -0x1.ab7a58p+0f, -0x1.eb6b1ep-1f, -0x1.322414p-1f, 0x1.bea608p-3f, 0x1.58badap-1f,
     0x1.2a5084p+0f, 0x1.b43138p+0f, 0x1.23a826p+1f, 0x1.23a826p+1f, 0x1.77a128p+1f, 0x1.d2b914p+1f, 0x1.d2b914p+1f, 0x1.1bd5a2p+2f};
+static const float kvquant2q_k_table[] = {
+    -0x1.d18248p+0f, -0x1.b990ap+0f, -0x1.01ef2p-2f, -0x1.b1951p-1f, -0x1.ba112p-2f, -0x1.15dc8p-2f, 0x1.b174ap-2f, 0x1.501ccp-3f,
+    0x1.016e68p-1f, 0x1.1787b8p+0f, 0x1.42aa44p+1f, -0x1.7d1958p+0f, 0x1.75c1a8p+0f, 0x1.c0aep-5f, 0x1.bded56p+1f, 0x1.a91ecp-1f,
+    0x1.26262p+1f, 0x1.375574p+1f, 0x1.2372dap+2f, 0x1.2f1062p+2f, 0x1.86423ap+2f, 0x1.aaa62ep+2f, 0x1.8441c2p+2f, 0x1.155324p+3f,
+    0x1.ad3a1p+2f, 0x1.fccc6ap+2f, 0x1.6dfa3cp+3f, 0x1.7acd4p+3f, 0x1.2f66dcp+3f, 0x1.3f3a88p+3f, 0x1.5b3a6ap+3f, 0x1.dd191ap+3f,
+    -0x1.1a5c7ap-1f, -0x1.9f8b48p-3f, 0x1.4c9288p-4f, 0x1.d2bbe4p-2f, -0x1.2d8a84p-1f, -0x1.b6cc66p-3f, 0x1.753634p-4f, 0x1.f99f16p-2f};
+static const float kvquant2q_k_decoded[] = {
+    -0x1.5e0c9p-1f, -0x1.65cp-3f, 0x1.ff26e6p+0f, 0x1.7dc91ep+0f, -0x1.bcfabcp+0f, 0x1.5821f6p-2f, -0x1.c0c432p-1f, 0x1.e8540cp-1f,
+    -0x1.de49a4p-1f, -0x1.390c8ap-1f, 0x1.206302p-4f, -0x1.a3eadcp-2f, -0x1.249526p-1f, 0x1.ed6ecp-1f, -0x1.7411c8p+1f, 0x1.182a56p+1f,
+    -0x1.9be7cep+0f, -0x1.0c3836p-1f, 0x1.4de9dap-3f, -0x1.a95716p-2f, 0x1.fb7ffep-4f, -0x1.02p+3f, 0x1.f3bd52p-1f, 0x1.e8540cp-1f,
+    0x1.1d2752p+0f, -0x1.390c8ap-1f, 0x1.206302p-4f, -0x1.a3eadcp-2f, -0x1.249526p-1f, -0x1.0a93ccp+1f, 0x1.28af7ep+0f, 0x1.182a56p+1f,
+    0x1.334p-2f, -0x1.0c3836p-1f, 0x1.4de9dap-3f, -0x1.a95716p-2f, 0x1.fb7ffep-4f, 0x1.5821f6p-2f, 0x1.f3bd52p-1f, 0x1.e8540cp-1f,
+    0x1.1d2752p+0f, -0x1.390c8ap-1f, 0x1.206302p-4f, -0x1.a3eadcp-2f, -0x1.249526p-1f, 0x1.ed6ecp-1f, 0x1.28af7ep+0f, 0x1.182a56p+1f,
+    0, -0x1.0c3836p-1f, 0x1.4de9dap-3f, -0x1.a95716p-2f, 0x1.fb7ffep-4f, 0x1.5821f6p-2f, -0x1.c0c432p-1f, 0x1.e8540cp-1f,
+    -0x1.de49a4p-1f, -0x1.390c8ap-1f, 0x1.206302p-4f, -0x1.a3eadcp-2f, -0x1.249526p-1f, 0x1.ed6ecp-1f, 0x1.28af7ep+0f, 0x1.182a56p+1f,
+    0, -0x1.0c3836p-1f, 0x1.4de9dap-3f, -0x1.a95716p-2f, 0x1.fb7ffep-4f, 0x1.5821f6p-2f, -0x1.c0c432p-1f, 0x1.e8540cp-1f,
+    -0x1.de49a4p-1f, -0x1.390c8ap-1f, 0x1.206302p-4f, -0x1.a3eadcp-2f, -0x1.249526p-1f, 0x1.ed6ecp-1f, 0x1.28af7ep+0f, 0x1.182a56p+1f,
+    0x1.ffcp+15f, -0x1.942446p+1f, 0x1.ff26e6p+0f, 0x1.7dc91ep+0f, 0x1.4a237p+1f, 0x1.8299eap+1f, 0x1.b59a12p+1f, -0x1.3c27eap+2f,
+    -0x1.b939eap+1f, -0x1.cb8bcap+1f, -0x1.0dc01cp+2f, 0x1.16cecep+2f, -0x1.07efbp+2f, 0x1.3ec1c8p+2f, 0x1.1aeed6p+3f, -0x1.fcd4d2p+2f,
+    -0x1.8p+1f, -0x1.1f7ceap+1f, -0x1.7789ap+1f, -0x1.dc8688p+0f, -0x1.bcfabcp+0f, 0x1.5821f6p-2f, -0x1.c0c432p-1f, 0x1.e8540cp-1f,
+    0x1.1d2752p+0f, 0x1.d0f81cp+0f, 0x1.c80d0ap+1f, 0x1.16cecep+2f, 0x1.29751ap+1f, 0x1.3ec1c8p+2f, 0x1.1e3d6p+2f, 0x1.182a56p+1f};
+static const float kvquant2q_v_table[] = {
+    -0x1.9790aep-1f, -0x1.42acc6p-2f, 0x1.69ad4cp-3f, 0x1.994f66p-1f, -0x1.a445d6p-1f, -0x1.49f6dap-2f, 0x1.8029fep-3f, 0x1.aaab5ep-1f};
+static const float kvquant2q_v_decoded[] = {
+    -0x1.0ae472p-1f, -0x1.0ae472p-1f, 0x1.635c14p+0f, 0x1.48d0b2p-2f, -0x1.585c32p+0f, 0x1.48d0b2p-2f, -0x1.0ae472p-1f, 0x1.48d0b2p-2f,
+    -0x1.585c32p+0f, 0x1.48d0b2p-2f, 0x1.48d0b2p-2f, 0x1.635c14p+0f, 0x1.48d0b2p-2f, 0x1.48d0b2p-2f, -0x1.585c32p+0f, 0x1.204p+1f,
+    -0x1.cbb8e2p+0f, 0x1.2edb4cp+0f, 0x1.4a5cf4p-6f, -0x1.cbb8c4p-1f, -0x1.cbb8c4p-1f, -0x1.02p+3f, 0x1.4a5cf4p-6f, 0x1.4a5cf4p-6f,
+    0x1.2edb4cp+0f, -0x1.cbb8e2p+0f, 0x1.4a5cf4p-6f, -0x1.cbb8c4p-1f, 0x1.2edb4cp+0f, -0x1.cbb8e2p+0f, 0x1.4a5cf4p-6f, 0x1.4a5cf4p-6f,
+    0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f,
+    0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f, 0x1.334p-2f,
+    0, 0, 0, 0, 0, 0, 0, 0,
+    0, 0, 0, 0, 0, 0, 0, 0,
+    0x1.8029fep-27f, 0x1.8029fep-27f, -0x1.49f6dap-26f, 0x1.aaab5ep-25f, 0x1.8029fep-27f, -0x1.49f6dap-26f, 0x1.8029fep-27f, -0x1p-24f,
+    0x1.aaab5ep-25f, -0x1.49f6dap-26f, 0x1.8029fep-27f, 0x1.aaab5ep-25f, 0x1.aaab5ep-25f, 0x1.8029fep-27f, 0x1.8029fep-27f, 0x1.aaab5ep-25f,
+    0x1.b02352p+15f, -0x1.de95fp+13f, 0x1.ef272ap+13f, 0x1.b02352p+15f, 0x1.ef272ap+13f, 0x1.b02352p+15f, 0x1.ef272ap+13f, -0x1.65bc22p+15f,
+    -0x1.65bc22p+15f, -0x1.ffcp+15f, -0x1.de95fp+13f, 0x1.b02352p+15f, -0x1.65bc22p+15f, 0x1.b02352p+15f, 0x1.b02352p+15f, -0x1.de95fp+13f,
+    -0x1.2fbd1cp+1f, -0x1.2fbd1cp+1f, -0x1.2fbd1cp+1f, -0x1.2fbd1cp+1f, -0x1.416ffep-1f, -0x1.416ffep-1f, -0x1.416ffep-1f, 0x1.28126p+0f,
+    0x1.28126p+0f, 0x1.28126p+0f, 0x1.28126p+0f, 0x1.b555f2p+1f, 0x1.b555f2p+1f, 0x1.b555f2p+1f, 0x1.b555f2p+1f, 0x1.2p+2f};
 static const struct kvl_known_answer kvquant_answers[] = {
     {"bits=3,outliers=1", KVL_ROLE_K, 16, 7, 0, kvquant_rows, kvquant3_k_decoded, 0.0f},
     {"bits=3,outliers=1", KVL_ROLE_V, 16, 7, 0, kvquant_rows, kvquant3_v_decoded, 0.0f},
@@ -141,6 +179,8 @@ static const struct kvl_known_answer kvquant_answers[] = {
     {"bits=2,outliers=10", KVL_ROLE_V, 16, 7, 0, kvquant_rows, kvquant2_v_decoded, 0.0f},
     {"bits=4,outliers=0", KVL_ROLE_K, 16, 7, 0, kvquant_rows, kvquant4_k_decoded, 0.0f},
     {"bits=4,outliers=0", KVL_ROLE_V, 16, 7, 0, kvquant_rows, kvquant4_v_decoded, 0.0f},
+    {"bits=2,outliers=1,qnorm", KVL_ROLE_K, 16, 7, 0, kvquant_rows, kvquant2q_k_decoded, 0.0f},
+    {"bits=2,outliers=1,qnorm", KVL_ROLE_V, 16, 7, 0, kvquant_rows, kvquant2q_v_decoded, 0.0f},
 };
 
 static const float *const kvquant_tables[] = {
@@ -150,6 +190,8 @@ static const float *const kvquant_tables[] = {
     kvquant2_v_table,
     kvquant4_k_table,
     kvquant4_v_table,
+    kvquant2q_k_table,
+    kvquant2q_v_table,
 };
 
 #endif

@@ -8,10 +8,11 @@
 
 extern const char kvl_text_compress_codec_kvquant_kvquant_cl[], kvl_text_compress_codec_kvquant_card_md[];
 
+enum { NORM_NONE, NORM_Q };
 enum { MAX_BITS = 4, MAX_LEVELS = 1 << MAX_BITS, MAX_CHANNELS = 256 }; /* an outlier's channel is a byte */
 
 struct kvquant {
-    int32_t bits; /* options */
+    int32_t bits, norm; /* options */
     double outliers;
     const struct kvl_host *host;
 };
@@ -20,6 +21,8 @@ static const struct kvl_option kvquant_options[] = {
     {"bits", "of a code", KVL_OPTION_INT, offsetof(struct kvquant, bits), 3, 2, MAX_BITS, NULL},
     {"outliers", "percent of a token's elements stored in binary16, rounded up to whole ones", KVL_OPTION_FLOAT, offsetof(struct kvquant, outliers), 1,
      0, 10, NULL},
+    {"norm", "levels that codes are read as: none: the fitted ones; qnorm: moved, so that mean and deviation are those of the elements",
+     KVL_OPTION_CHOICE, offsetof(struct kvquant, norm), NORM_NONE, 0, 0, "none|qnorm"},
 };
 
 static int kvquant_init(void *priv, const struct kvl_host *host)
@@ -32,6 +35,7 @@ static int kvquant_init(void *priv, const struct kvl_host *host)
 
 struct layout {
     uint32_t d, p, bits, levels;
+    uint32_t read_at;                  /* where in a table of levels those begin that codes are read as */
     uint32_t word_bytes, codes, words; /* bytes and codes of a word, words of a token */
     uint32_t slots;                    /* outliers of a token */
     int is_key;
@@ -42,6 +46,7 @@ static struct layout layout_of(const struct kvquant *codec, const struct kvl_cod
 {
     struct layout l = {.d = dims->head_dim, .p = dims->page_tokens, .bits = (uint32_t)codec->bits, .is_key = dims->role == KVL_ROLE_K};
     l.levels = 1u << l.bits;
+    l.read_at = codec->norm == NORM_Q ? l.levels : 0;
     l.word_bytes = l.bits == 3 ? 3 : 1;
     l.codes = 8 * l.word_bytes / l.bits;
     l.words = l.d / l.codes;
@@ -66,7 +71,7 @@ static int kvquant_shape(const void *priv, const struct kvl_codec_dims *dims, st
     out->group = out->unit = out->page_multiple = 1;
     out->alignment = 16;
     out->block_bytes = l.bytes;
-    out->table_floats = l.levels + (l.is_key ? 2 * l.d : 0);
+    out->table_floats = l.read_at + l.levels + (l.is_key ? 2 * l.d : 0);
     return 0;
 }
 
@@ -138,7 +143,7 @@ static void farthest_outside(const float *excess, uint32_t d, uint32_t slots, ui
 
 /* ---- codes ---- */
 
-/* Tables: K center [D], reach [D], levels; V levels. */
+/* Tables: K center [D], reach [D], levels; V levels. With qnorm the levels that codes are read as follow. */
 static const float *levels_of(const struct layout *l, const float *table) { return table + (l->is_key ? 2 * l->d : 0); }
 
 /* The level nearest to (x - center) / reach; of two, the lower: the midpoints that reach * midpoint + center leaves below x are counted. */
@@ -202,7 +207,7 @@ static void encode_token(const struct layout *l, const float *table, uint32_t t,
 
 static void decode_token(const struct layout *l, const float *table, uint32_t t, const uint8_t *block, float *x)
 {
-    const float *level = levels_of(l, table);
+    const float *level = levels_of(l, table) + l->read_at;
     const uint8_t *center_at = block + l->param_at + 2 * t, *reach_at = center_at + 2 * l->p;
     for (uint32_t w = 0; w < l->words; w++) {
         uint32_t word = 0;
@@ -239,6 +244,7 @@ static void kvquant_defines(const void *priv, const struct kvl_codec_dims *dims,
     const struct layout l = layout_of(priv, dims);
     define(context, "BITS", l.bits);
     define(context, "SLOTS", l.slots);
+    define(context, "READ_AT", l.read_at);
 }
 
 /* ---- calibration ---- */
@@ -292,6 +298,23 @@ static void fit_levels(const struct histogram *h, uint32_t n, float *out)
     for (int round = 0; round < ROUNDS && move_levels(h, n, level); round++)
         ;
     for (i = 0; i < n; i++) out[i] = (float)level[i];
+}
+
+/* Q-Norm: the levels, moved so that the elements read as them have the mean and the deviation they had. */
+static void normalize_levels(const struct histogram *h, uint32_t n, const float *level, float *out)
+{
+    double mean = 0.0, square = 0.0, read_mean = 0.0, read_square = 0.0;
+    for (uint32_t bin = 0, i = 0; bin < BINS; bin++) {
+        while (i + 1 < n && bin_center(bin) > 0.5 * ((double)level[i] + level[i + 1])) i++;
+        const double share = h->total > 0.0 ? h->count[bin] / h->total : 0.0, u = bin_center(bin), read = level[i];
+        mean += share * u;
+        square += share * u * u;
+        read_mean += share * read;
+        read_square += share * read * read;
+    }
+    const double variance = square - mean * mean, read_variance = read_square - read_mean * read_mean;
+    const double stretch = read_variance > 1e-12 && variance > 0.0 ? sqrt(variance / read_variance) : 1.0;
+    for (uint32_t i = 0; i < n; i++) out[i] = (float)((level[i] - read_mean) * stretch + mean);
 }
 
 /* Floats in the order of unsigned integers. */
@@ -349,7 +372,7 @@ static int kvquant_calibrate(const void *priv, const struct kvl_codec_dims *dims
 {
     const struct layout l = layout_of(priv, dims);
     struct histogram h = {.total = 0.0};
-    float center[MAX_CHANNELS], reach[MAX_CHANNELS], level[MAX_LEVELS];
+    float center[MAX_CHANNELS], reach[MAX_CHANNELS], level[MAX_LEVELS], read[MAX_LEVELS];
     if (n == 0) return 1;
     if (l.is_key) calibrate_ranges(priv, &l, n, x, center, reach);
     for (uint64_t i = 0; i < n; i++) {
@@ -357,8 +380,9 @@ static int kvquant_calibrate(const void *priv, const struct kvl_codec_dims *dims
         for (uint32_t c = 0; l.is_key && c < l.d; c++) count_element(&h, kvl_plugin_clamp_half(x[i * l.d + c]), center[c], reach[c]);
     }
     fit_levels(&h, l.levels, level);
+    normalize_levels(&h, l.levels, level, read);
     return (l.is_key && (out->put(out->context, "center", l.d, center) || out->put(out->context, "reach", l.d, reach))) ||
-           out->put(out->context, "levels", l.levels, level);
+           out->put(out->context, "levels", l.levels, level) || (l.read_at != 0 && out->put(out->context, "read_levels", l.levels, read));
 }
 
 const struct kvl_codec kvl_codec_kvquant = {

@@ -28,7 +28,7 @@ float KVL_FN(dense)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
     uint bits = block[BYTE_AT(t, ROW(word, bit / 8))];
     if (bit % 8 + KVL_OPT_BITS > 8) bits |= (uint)block[BYTE_AT(t, ROW(word, bit / 8 + 1))] << 8;
     const uint code = bits >> bit % 8 & (LEVELS - 1);
-    return fma(LEVEL(table, code), REACH(PARAM_BASE(block), table, t, c), CENTER(PARAM_BASE(block), table, t, c));
+    return fma(LEVEL(table, KVL_OPT_READ_AT + code), REACH(PARAM_BASE(block), table, t, c), CENTER(PARAM_BASE(block), table, t, c));
 }
 
 void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
@@ -151,11 +151,11 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 }
 
 #if KVL_VECTORS
-/* All levels, for codes of 16 lanes. */
+/* All levels as they are read, for codes of 16 lanes. */
 float16 KVL_FN(levels)(const KVL_GLOBAL float *table)
 {
     float level[16];
-    KVL_UNROLL for (uint i = 0; i < 16; i++) level[i] = i < LEVELS ? LEVEL(table, i) : 0.0f;
+    KVL_UNROLL for (uint i = 0; i < 16; i++) level[i] = i < LEVELS ? LEVEL(table, KVL_OPT_READ_AT + i) : 0.0f;
     return vload16(0, level);
 }
 

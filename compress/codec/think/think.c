@@ -105,6 +105,11 @@ static int think_decode(const void *priv, const struct kvl_codec_dims *dims, con
     return 0;
 }
 
+static void think_defines(const void *priv, const struct kvl_codec_dims *dims, kvl_define_fn define, void *context)
+{
+    define(context, "KEPT", kept_channels(priv, dims));
+}
+
 const struct kvl_codec kvl_codec_think = {
     .head = {.magic = KVL_PLUGIN_MAGIC,
              .abi_major = KVL_ABI_MAJOR,
@@ -127,6 +132,7 @@ const struct kvl_codec kvl_codec_think = {
     .bytes = think_bytes,
     .ref_encode = think_encode,
     .ref_decode = think_decode,
+    .defines = think_defines,
     .known_answers = think_answers,
     .n_known_answers = sizeof think_answers / sizeof *think_answers,
     .known_tables = think_tables,

@@ -1,4 +1,4 @@
-/* Device body of think: kept channels [slot][P], binary16. table[c]: the slot of channel c, negative if it is dropped. */
+/* Device body of think: KVL_OPT_KEPT channels [slot][P], binary16. table[c]: the slot of channel c, negative if it is dropped. */
 #define AT(t, slot) ((ulong)(slot) * KVL_P + (t))
 
 void KVL_FN(load8)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t, uint c, float *o)
@@ -12,6 +12,11 @@ void KVL_FN(encode)(KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint
         if (table[c] < 0.0f) continue;
         for (uint i = 0; i < n; i++) kvl_store_half(block, AT(t0 + i, (uint)table[c]), kvl_clamp_half(kvl_row_at(x, i, c)));
     }
+}
+
+void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from, uint t_from)
+{
+    kvl_move_halves(to, t_to, from, t_from, KVL_OPT_KEPT, KVL_P);
 }
 
 #if KVL_VECTORS
