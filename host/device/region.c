@@ -1,5 +1,5 @@
 /* Memory of CPU devices in large pages. Drivers take what malloc gives them, in pages of 4 KiB unless the system was told to make all pages large;
- * reading weights and caches once then goes at the pace of address translation: 30 GB/s instead of 55 on two cores of an AMD EPYC in a virtual
+ * reading weights and caches once then goes at the pace of address translation: 40 GB/s instead of 60 on two cores of an AMD EPYC in a virtual
  * machine. So buffers there lie in regions of ours, one behind the other, for which large pages are asked for. Where the system has none to give,
  * nothing is lost. A region goes when its last buffer has gone. */
 #include "device_internal.h"
