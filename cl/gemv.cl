@@ -176,16 +176,17 @@ typedef struct {
     kvl_link link[KVL_CHAIN];
 } kvl_chain;
 
-/* turn[]: counters a cache line apart, 0 between launches. */
-#define KVL_TAKEN 0
-#define KVL_DONE 16
-#define KVL_LEFT 32
+/* turn[]: counters a cache line apart, 0 between launches: shares done of all products, groups that have left, shares taken of product i. */
+#define KVL_DONE 0
+#define KVL_LEFT 16
+#define KVL_TAKEN(i) (32 + 16 * (i))
+/* Looks at a counter before a group leaves: some 30 us, longer than any share takes a processor that is not taken from it. */
+#define KVL_PATIENCE 65536
 
 /* Products of one token one after the other in one launch, each of which may read what those before it wrote. The pairs of a product are cut into
- * `shares`; work-groups take shares in order, and those of a product once all before it are done. A group that waits, waits for shares that
- * others have taken: as long as a group that has begun goes on, the first unfinished share is never waited for by its own group, so that
- * nothing is for ever, however few groups run at a time. (OpenCL 1.2 promises no order of memory between groups; processors that
- * have coherent caches keep it with the fences below, and only those get this kernel.) */
+ * `shares`; groups take shares of a product once all before it are done. A group that waits too long leaves the rest to the others: whoever finishes
+ * a product's last share never waits, so that all is done however few groups run at a time and however long one is held up. (OpenCL 1.2 promises
+ * no order of memory between groups; processors that have coherent caches keep it with the fences below, and only those get this kernel.) */
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemv_chain(kvl_chain chain, uint n_links, uint shares, const global ushort *w0, const global ushort *w1,
                            const global ushort *w2, const global ushort *w3, global float *x0, global float *x1, global float *x2,
@@ -196,25 +197,27 @@ kernel void kvl_gemv_chain(kvl_chain chain, uint n_links, uint shares, const glo
     const global ushort *w[KVL_CHAIN] = {w0, w1, w2, w3};
     const global float *x[KVL_CHAIN] = {x0, x1, x2, x3}, *norm[KVL_CHAIN] = {norm0, norm1, norm2, norm3};
     global float *y[KVL_CHAIN] = {y0, y1, y2, y3};
-    uint share = atomic_inc(turn + KVL_TAKEN), first = 0; /* first: shares of the products before */
+    uint before = 0; /* shares of the products before */
     for (uint i = 0; i < n_links; i++) {
         const kvl_link link = chain.link[i];
         const uint n_pairs = (link.n_panels + 1) / 2, n_shares = min(n_pairs, shares);
-        if (share < first + n_shares) {
-            while (turn[KVL_DONE] < first) {}
-            mem_fence(CLK_GLOBAL_MEM_FENCE);
-            kvl_quantize_row(x[i] + link.x_offset, link.n_blocks, norm[i], link.n_cols, link.eps, code, scale);
-        }
-        for (; share < first + n_shares; share = atomic_inc(turn + KVL_TAKEN)) {
-            const uint at = share - first;
-            kvl_multiply_pairs(w[i], n_pairs * at / n_shares, n_pairs * (at + 1) / n_shares, link.n_panels, link.n_blocks, link.n_out, 1, code,
+        uint looks = 0;
+        while (turn[KVL_DONE] < before && looks < KVL_PATIENCE) looks++;
+        if (looks == KVL_PATIENCE) break;
+        mem_fence(CLK_GLOBAL_MEM_FENCE);
+        uint share = atomic_inc(turn + KVL_TAKEN(i));
+        if (share < n_shares) kvl_quantize_row(x[i] + link.x_offset, link.n_blocks, norm[i], link.n_cols, link.eps, code, scale);
+        for (; share < n_shares; share = atomic_inc(turn + KVL_TAKEN(i))) {
+            kvl_multiply_pairs(w[i], n_pairs * share / n_shares, n_pairs * (share + 1) / n_shares, link.n_panels, link.n_blocks, link.n_out, 1, code,
                                scale, y[i] + link.y_offset, 0, link.epilogue);
             mem_fence(CLK_GLOBAL_MEM_FENCE);
             atomic_inc(turn + KVL_DONE);
         }
-        first += n_shares;
+        before += n_shares;
     }
-    if (atomic_inc(turn + KVL_LEFT) == get_num_groups(0) - 1) turn[KVL_TAKEN] = turn[KVL_DONE] = turn[KVL_LEFT] = 0;
+    if (atomic_inc(turn + KVL_LEFT) != get_num_groups(0) - 1) return;
+    turn[KVL_DONE] = turn[KVL_LEFT] = 0;
+    for (uint i = 0; i < KVL_CHAIN; i++) turn[KVL_TAKEN(i)] = 0;
 }
 #endif
 #endif

@@ -23,7 +23,7 @@ struct kvl_linear_sizes {
 };
 
 /* Scratch: of linear_blas.c, and the counters of kvl_gemv_chain. */
-enum { WEIGHTS, ACTIVATIONS, PRODUCTS, BLAS_SCRATCH, TURNS = BLAS_SCRATCH, TURNS_BYTES = 192 };
+enum { WEIGHTS, ACTIVATIONS, PRODUCTS, BLAS_SCRATCH, TURNS = BLAS_SCRATCH, TURNS_BYTES = 384 };
 _Static_assert((int)TURNS + 1 == (int)KVL_LINEAR_SCRATCH, "linear.h");
 
 struct kvl_linear_kernels {
