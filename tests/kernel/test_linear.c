@@ -319,7 +319,7 @@ static void special_activations(void **state)
 
 /* ---- chains ---- */
 
-enum { HEADS = 96, EMBD = 64, FF = 160, PROJECTED = 133, LINKS = 4 };
+enum { HEADS = 576, EMBD = 320, FF = 1536, PROJECTED = 933, LINKS = 4 }; /* large enough for several groups to be at work */
 
 struct chain {
     struct test_tensor t[5]; /* output, gate, up, down, projections */

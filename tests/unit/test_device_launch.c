@@ -11,7 +11,9 @@ static const struct kvl_source source = {
                  "    barrier(CLK_LOCAL_MEM_FENCE);\n"
                  "    x[i] += room[get_local_size(0) - 1 - get_local_id(0)];\n"
                  "}\n"
-                 "kernel void is_null(global int *x, global int *maybe) { x[0] = maybe == 0; }\n"};
+                 "kernel void is_null(global int *x, global int *maybe) { x[0] = maybe == 0; }\n"
+                 "typedef struct { int a, b[3]; } four;\n"
+                 "kernel void put(global int *x, int value, four many) { x[0] = value * 1000 + many.a * 100 + many.b[2]; }\n"};
 
 enum { N = 64, BYTES = N * 4 };
 static const size_t global[3] = {16, 4, 1}, local[3] = {8, 1, 1};
@@ -64,6 +66,32 @@ static void a_null_buffer_is_a_null_pointer(void **state)
     assert_ok(KVL_LAUNCH(kvl_test_device, kernel_named("is_null"), one, one, work, KVL_BUF(x), KVL_BUF(x)));
     assert_ok(kvl_buffer_read(x, 0, 4, &value));
     assert_int_equal(value, 0);
+    kvl_buffer_free(&x);
+}
+
+/* Arguments that are those of the launch before are not set again; each that differs is, a new buffer at an old one's place among them. */
+static void changed_arguments_arrive(void **state)
+{
+    static const size_t one[3] = {1, 1, 1};
+    struct {
+        int32_t a, b[3];
+    } many = {1, {2, 3, 4}};
+    static const struct {
+        int value, a, last, new_buffer;
+    } turns[] = {{1, 1, 4, 0}, {1, 1, 4, 0}, {2, 1, 4, 0}, {2, 1, 5, 0}, {2, 3, 5, 1}, {2, 3, 5, 1}, {1, 1, 4, 1}};
+    struct kvl_buffer *x = zeros();
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        int got = -1;
+        if (turns[i].new_buffer) {
+            kvl_buffer_free(&x);
+            x = zeros();
+        }
+        many.a = turns[i].a;
+        many.b[2] = turns[i].last;
+        assert_ok(KVL_LAUNCH(kvl_test_device, kernel_named("put"), one, one, work, KVL_BUF(x), KVL_I32(turns[i].value), KVL_STRUCT(many)));
+        assert_ok(kvl_buffer_read(x, 0, 4, &got));
+        assert_int_equal(got, turns[i].value * 1000 + turns[i].a * 100 + turns[i].last);
+    }
     kvl_buffer_free(&x);
 }
 
@@ -179,6 +207,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_of_all_kinds_arrive_and_launches_are_in_order),
         cmocka_unit_test(a_null_buffer_is_a_null_pointer),
+        cmocka_unit_test(changed_arguments_arrive),
         cmocka_unit_test(wrong_launches_are_refused),
         cmocka_unit_test(wrong_argument_size_names_the_argument),
         cmocka_unit_test(samples_are_taken_once_and_in_order),
