@@ -401,6 +401,11 @@ static struct kvl_buffer *rotary_of(const struct kvl_session *s, uint32_t l)
     return s->scratch[own ? SLIDE_ROTARY : ROTARY];
 }
 
+static struct kvl_mla_run mla_run(struct kvl_session *s)
+{
+    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
+}
+
 /* Products that wait to be run together (kvl_linear_run_chain). */
 struct products {
     struct kvl_product item[2 * MOST_MATRICES];
@@ -409,7 +414,7 @@ struct products {
 
 static kvl_status run_products(struct kvl_session *s, struct products *p, uint32_t n)
 {
-    const kvl_status status = kvl_linear_run_chain(s->kernels, p->item, p->n, n, s->config.exact);
+    const kvl_status status = p->n == 0 ? KVL_OK : kvl_linear_run_chain(s->kernels, p->item, p->n, n, s->config.exact);
     p->n = 0;
     return status;
 }
@@ -424,10 +429,13 @@ static void list_qkv(struct kvl_session *s, const struct layer_weights *layer, s
     }
 }
 
-/* What some models do to these rows. */
-static kvl_status finish_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n)
+/* What some models do to these rows; those of latents make them here. */
+static kvl_status finish_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
+    const struct kvl_mla_run run = mla_run(s);
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
+    if (layer->mla != NULL) return kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint32_t heads = dims->n_head + 2 * dims->n_kv_head, d = dims->head_dim;
     const struct kvl_rows queries = rows_of(s, STAGE, 0, (uint64_t)heads * d);
@@ -440,13 +448,15 @@ done:
     return status;
 }
 
-static kvl_status project_qkv(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden, const struct kvl_norm *norm)
+static kvl_status project_qkv(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
+    const struct layer_weights *layer = &s->weights->layer[l];
+    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
     struct products products = {.n = 0};
-    list_qkv(s, layer, hidden, norm, &products);
+    list_qkv(s, layer, hidden, &norm, &products);
     KVL_TRY(run_products(s, &products, n));
-    KVL_TRY(finish_qkv(s, layer, n));
+    KVL_TRY(finish_qkv(s, layer, n, hidden));
 done:
     return status;
 }
@@ -463,19 +473,6 @@ static kvl_status add_product(struct kvl_session *s, struct products *p, const s
     KVL_TRY(kvl_rms_norm_add_run(s->kernels, n, (uint32_t)matrix->rows, norm.eps, post_norm, norm.normed, hidden));
 done:
     return status;
-}
-
-static struct kvl_mla_run mla_run(struct kvl_session *s)
-{
-    return (struct kvl_mla_run){s->kernels, &s->weights->model->dims, s->scratch + LATENT, s->config.exact};
-}
-
-/* Step 1 of the cache's order: the stage's rows from hidden ones. */
-static kvl_status project(struct kvl_session *s, const struct layer_weights *layer, uint32_t n, struct kvl_rows hidden)
-{
-    const struct kvl_mla_run run = mla_run(s);
-    const struct kvl_norm norm = norm_of(s, layer->vector[ATTN_NORM]);
-    return layer->mla == NULL ? project_qkv(s, layer, n, hidden, &norm) : kvl_mla_project(layer->mla, &run, n, hidden, &norm, s->scratch[STAGE]);
 }
 
 /* What the output matrix is multiplied with. */
@@ -501,11 +498,9 @@ static kvl_status finish_layer(struct kvl_session *s, uint32_t l, uint32_t n, st
     KVL_TRY(add_product(s, &products, &layer->matrix[ATTN_OUTPUT], layer->vector[ATTN_POST_NORM], n, attended, hidden));
     products.item[products.n++] = (struct kvl_product){&layer->matrix[GATE_UP], hidden, ff, &ffn_norm, false};
     KVL_TRY(add_product(s, &products, &layer->matrix[FFN_DOWN], layer->vector[FFN_POST_NORM], n, ff, hidden));
-    const bool listed = next != NULL && next->mla == NULL;
-    if (listed) list_qkv(s, next, hidden, &attn_norm, &products);
+    if (next != NULL) list_qkv(s, next, hidden, &attn_norm, &products);
     KVL_TRY(run_products(s, &products, n));
-    if (listed) KVL_TRY(finish_qkv(s, next, n));
-    else if (next != NULL) KVL_TRY(project(s, next, n, hidden));
+    if (next != NULL) KVL_TRY(finish_qkv(s, next, n, hidden));
 done:
     return status;
 }
@@ -514,7 +509,7 @@ done:
 static kvl_status forward_prompt_layer(struct kvl_session *s, uint32_t l, uint32_t n, struct kvl_rows hidden, struct kvl_prompt *prompt)
 {
     kvl_status status = KVL_OK;
-    KVL_TRY(project(s, &s->weights->layer[l], n, hidden));
+    KVL_TRY(project_qkv(s, l, n, hidden));
     KVL_TRY(kvl_prompt_step(prompt, n, s->scratch[STAGE], rotary_of(s, l), s->scratch[ATTENDED]));
     KVL_TRY(finish_layer(s, l, n, hidden, NULL));
 done:
@@ -526,7 +521,7 @@ static kvl_status forward_layers(struct kvl_session *s, uint32_t n, struct kvl_r
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    KVL_TRY(project(s, &s->weights->layer[0], n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    KVL_TRY(project_qkv(s, 0, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
         KVL_TRY(finish_layer(s, l, n, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
