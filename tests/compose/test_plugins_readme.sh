@@ -19,7 +19,7 @@ bits = {p["name"]: p["bits_per_element"] for p in answer["plugins"] if p["kind"]
 wanted = {"f32": 32, "f16": 16, "int8": 8.5, "int4": 4.5, "int3": 3.5, "int2": 2.5, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5,
           "q4_0": 4.5, "iq4_nl": 4.5, "fp8_e4m3": 8.25, "fp8_e5m2": 8.25, "kivi": 3, "kvquant": 3.375, "turboquant": 3.25}
 assert wanted.items() <= bits.items(), bits
-assert [o["name"] for o in answer["plugins"][2]["options"]] == ["group", "scheme"]
+assert [o["name"] for o in answer["plugins"][2]["options"]] == ["group", "scheme", "clip", "search", "scale"]
 assert answer["presets"][0]["name"] == "streaming-llm"
 ' || fail "plugins --json"
 fi
