@@ -44,7 +44,7 @@ if [[ -f $OCL_ICD_VENDORS/pocl.icd ]]; then export KVLAB_DEVICE=${KVLAB_DEVICE:-
 devices=$(build/kvlab devices 2>&1) || true
 junit=$root/build/junit.xml
 rm -f "$junit"
-ctest --test-dir build --parallel "$(nproc)" --output-on-failure --no-tests=error --timeout 1800 --output-junit "$junit" "$@" || true
+ctest --test-dir build --parallel "$(nproc)" --output-on-failure --no-tests=error --timeout 3600 --output-junit "$junit" "$@" || true
 
 count() { # an attribute of the result's <testsuite>
     sed -n "/<testsuite/,/>/s/.*\b$1=\"\([0-9]*\)\".*/\1/p" "$junit" | head -n 1
