@@ -26,7 +26,7 @@ static uint32_t block_of(const struct kvl_cache_plan *plan, const struct kvl_lay
  * it still has. A dense rotation of the row is too much for one work-item. */
 bool kvl_compose_appends(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile, struct kvl_compose_target target)
 {
-    bool appends = !target.grouped && tile == 1 && !plan->evicts && layer->window == 0 && kvl_sides(&plan->dims) == KVL_SIDES && !kvl_layer_projects(layer);
+    bool appends = !target.grouped && tile == 1 && !plan->evicts && !plan->config.reads_stage && layer->window == 0 && kvl_sides(&plan->dims) == KVL_SIDES && !kvl_layer_projects(layer);
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         const struct kvl_side_plan *side = &layer->side[s];
         appends = appends && side->rot_m == 0 && side->tail == 0 && side->shape.unit == 1 && side->dims.page_tokens == block_of(plan, layer);

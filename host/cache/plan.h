@@ -32,6 +32,7 @@ struct kvl_cache_config {
     uint32_t ubatch;             /* most tokens appended at once */
     enum kvl_protocol protocol;
     bool exact;                  /* exact rows in f32, one split */
+    bool reads_stage; /* the caller wants the stage's rows turned after a step: attention does not turn them on its way */
 };
 
 /* What the planner must know of a device. */

@@ -62,7 +62,8 @@ static kvl_status new_rows(struct kvl_prompt *p, uint32_t n_row)
     dims.n_layer = 1;
     dims.window = 0; /* all rows stay: kvl_cache_narrow says what queries see of them */
     KVL_TRY(kvl_spec_parse(plan->config.exact ? "f32" : "f16", &p->rows_spec));
-    const struct kvl_cache_config config = {p->rows_spec, n_row, kvl_cache_ubatch(&plan->config), KVL_P2_WRITE_THEN_READ, plan->config.exact};
+    const struct kvl_cache_config config = {.spec = p->rows_spec, .n_ctx = n_row, .ubatch = kvl_cache_ubatch(&plan->config),
+                                            .protocol = KVL_P2_WRITE_THEN_READ, .exact = plan->config.exact, .reads_stage = true}; /* evidence */
     KVL_TRY(kvl_cache_plan_make(&dims, &config, &plan->limits, &rows));
     KVL_TRY(kvl_cache_new(p->device, &rows, &p->rows));
 done:

@@ -76,8 +76,7 @@ expect same.json '(r["first_median"], r["first_median_censored"], r["n_diverged"
 for chunk in 0 1 2; do
     dd if=text of=part bs=1 skip=$((chunk * 120)) count=96 status=none
     for kv in f32 "$spec"; do
-        "$program" generate -m "$model" -f part -n 24 --exact --kv "$kv" --json --no-run-file 2>/dev/null >generated.json ||
-            "$program" generate -m "$model" -f part -n 24 --exact --kv "$kv" --json >generated.json 2>/dev/null
+        "$program" generate -m "$model" -f part -n 24 --exact --ignore-eos --kv "$kv" --json --no-run-file >generated.json 2>/dev/null
         get generated.json 'next(v for v in r.values() if isinstance(v, list) and v and isinstance(v[0], int))'
     done | python3 -c 'import ast, sys
 a, b = (ast.literal_eval(line) for line in sys.stdin)
@@ -92,9 +91,7 @@ python3 - "$(cat wanted)" <<'PYTHON' || fail "run files of the tasks"
 import json, sys, h5py, numpy as np
 f = h5py.File("continuation.h5")["quality"]
 wanted = [int(x) for x in sys.argv[1].split()]
-# This model's logits are random and nearly tie: one window of the three may part elsewhere.
-assert sum(a == b for a, b in zip(f["first"][:], wanted)) >= 2, (list(f["first"][:]), wanted)
-wanted = [int(x) for x in f["first"][:]]
+assert list(f["first"][:]) == wanted, (list(f["first"][:]), wanted)
 assert len(set(wanted)) > 1 or wanted[0] < 24, "nothing differs"
 r = json.load(open("continuation.json"))
 assert r["first_median"] == sorted(wanted)[1] and r["n_diverged"] == sum(x < 24 for x in wanted)
