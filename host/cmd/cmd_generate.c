@@ -148,13 +148,11 @@ static kvl_status tokenize_prompt(struct generation *g, const char *prompt, size
         prompt = chat.data;
         size = chat.size;
     }
-    KVL_TRY(kvl_tokenizer_encode(t, prompt, size, g->args->chat, &ids, &n));
-    const size_t bos = kvl_tokenizer_adds_bos(t) ? 1 : 0;
-    KVL_TRY(check_length(g, bos + n));
-    KVL_TRY(kvl_alloc(&g->token, bos + n + (size_t)g->args->n, sizeof *g->token));
-    if (bos) g->token[0] = kvl_tokenizer_bos(t);
-    memcpy(g->token + bos, ids, n * sizeof *ids);
-    g->n = g->n_prompt = (uint32_t)(bos + n);
+    KVL_TRY(kvl_tokenizer_encode_stream(t, prompt, size, g->args->chat, &ids, &n));
+    KVL_TRY(check_length(g, n));
+    KVL_TRY(kvl_alloc(&g->token, n + (size_t)g->args->n, sizeof *g->token));
+    memcpy(g->token, ids, n * sizeof *ids);
+    g->n = g->n_prompt = (uint32_t)n;
 done:
     kvl_free(&ids);
     kvl_text_free(&chat);

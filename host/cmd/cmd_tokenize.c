@@ -58,12 +58,7 @@ static kvl_status run(void *arguments, size_t n_words, char *const *words)
     if (size == 0) KVL_TRY(kvl_fail(KVL_E_USAGE, "%s is empty: nothing to tokenize", args->file));
     KVL_TRY(kvl_gguf_open(args->model, &gguf));
     KVL_TRY(kvl_tokenizer_new(gguf, &tokenizer));
-    KVL_TRY(kvl_tokenizer_encode(tokenizer, text, size, args->special, &ids, &n));
-    if (args->bos && kvl_tokenizer_adds_bos(tokenizer)) {
-        KVL_TRY(kvl_realloc(&ids, n + 1, sizeof *ids));
-        memmove(ids + 1, ids, n++ * sizeof *ids);
-        ids[0] = kvl_tokenizer_bos(tokenizer);
-    }
+    KVL_TRY((args->bos ? kvl_tokenizer_encode_stream : kvl_tokenizer_encode)(tokenizer, text, size, args->special, &ids, &n));
     if (args->json)
         print_json(tokenizer, ids, n, args->count);
     else

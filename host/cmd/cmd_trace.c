@@ -26,23 +26,6 @@ static const struct kvl_opt options[] = {
      .fallback = "trace.html"},
 };
 
-static kvl_status tokenize(const struct kvl_model *model, const char *text, int32_t **tokens, size_t *n)
-{
-    kvl_status status = KVL_OK;
-    int32_t *ids = NULL;
-    const size_t bos = kvl_tokenizer_adds_bos(model->tokenizer) ? 1 : 0;
-    size_t count = 0;
-    if (*text == '\0') return kvl_fail(KVL_E_USAGE, "the prompt is empty: -p wants at least one character");
-    KVL_TRY(kvl_tokenizer_encode(model->tokenizer, text, strlen(text), false, &ids, &count));
-    KVL_TRY(kvl_alloc(tokens, bos + count, sizeof **tokens));
-    if (bos) (*tokens)[0] = kvl_tokenizer_bos(model->tokenizer);
-    memcpy(*tokens + bos, ids, count * sizeof *ids);
-    *n = bos + count;
-done:
-    kvl_free(&ids);
-    return status;
-}
-
 static kvl_status run(void *data, size_t n_words, char *const *words)
 {
     const struct args *args = data;
@@ -53,7 +36,8 @@ static kvl_status run(void *data, size_t n_words, char *const *words)
     size_t n = 0;
     KVL_TRY(kvl_spec_open(args->kv, &spec));
     KVL_TRY(kvl_rig_open(args->model, args->device, &rig));
-    KVL_TRY(tokenize(rig.model, args->prompt, &prompt, &n));
+    if (*args->prompt == '\0') KVL_TRY(kvl_fail(KVL_E_USAGE, "the prompt is empty: -p wants at least one character"));
+    KVL_TRY(kvl_tokenizer_encode_stream(rig.model->tokenizer, args->prompt, strlen(args->prompt), false, &prompt, &n));
     if (n > KVL_TRACE_MOST_TOKENS) {
         status = kvl_fail(KVL_E_USAGE, "the prompt has %zu tokens, a page holds %d: use a shorter one", n, KVL_TRACE_MOST_TOKENS);
         goto done;

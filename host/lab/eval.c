@@ -40,13 +40,7 @@ kvl_status kvl_eval_text_read(const struct kvl_model *model, const char *path, s
         goto done;
     }
     KVL_TRY(kvl_sha256(bytes, size, text.sha256));
-    KVL_TRY(kvl_tokenizer_encode(model->tokenizer, bytes, size, false, &text.tokens, &text.n));
-    if (kvl_tokenizer_adds_bos(model->tokenizer)) {
-        KVL_TRY(kvl_realloc(&text.tokens, text.n + 1, sizeof *text.tokens));
-        memmove(text.tokens + 1, text.tokens, text.n * sizeof *text.tokens);
-        text.tokens[0] = kvl_tokenizer_bos(model->tokenizer);
-        text.n++;
-    }
+    KVL_TRY(kvl_tokenizer_encode_stream(model->tokenizer, bytes, size, false, &text.tokens, &text.n));
     *out = text;
     text.tokens = NULL;
 done:

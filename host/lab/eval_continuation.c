@@ -2,6 +2,7 @@
 #include "eval_tasks.h"
 #include "log.h"
 #include "mem.h"
+#include "sample.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,19 +18,12 @@ static const struct kvl_column columns[] = {
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 const struct kvl_record_table kvl_continuation_table = {"/quality", columns, N_COLUMNS};
 
-static int32_t largest(const float *logits, uint32_t n)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (int32_t)best;
-}
-
 /* The text's context into the window, and what the base goes on with. */
 static kvl_status decode(struct kvl_eval *e, uint64_t chunk, float *logits)
 {
     kvl_status status = KVL_OK;
     const struct kvl_tokenizer *tokenizer = e->rig->model->tokenizer;
+    const struct kvl_sampler greedy = {.top_p = 1};
     const uint32_t n_ctx = e->config.n_ctx, context = e->config.context;
     struct kvl_session *base = e->session[KVL_EVAL_BASE];
     memcpy(e->window, e->text->tokens + chunk * n_ctx, context * sizeof *e->window);
@@ -38,7 +32,7 @@ static kvl_status decode(struct kvl_eval *e, uint64_t chunk, float *logits)
     KVL_TRY(kvl_session_forward(base, e->window, context, 1));
     for (uint32_t t = context; t < n_ctx; t++) {
         KVL_TRY(kvl_session_read_logits(base, 0, logits));
-        e->window[t] = largest(logits, e->rig->model->dims.n_vocab);
+        KVL_TRY(kvl_sample(&greedy, logits, e->rig->model->dims.n_vocab, t, &e->window[t]));
         if (t + 1 < n_ctx) KVL_TRY(kvl_session_forward(base, e->window + t, 1, 1));
     }
 done:

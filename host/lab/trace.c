@@ -6,6 +6,7 @@
 #include "prompt.h"
 #include "public_models.h"
 #include "runrecord.h"
+#include "sample.h"
 #include "select.h"
 #include "text.h"
 #include <math.h>
@@ -116,18 +117,11 @@ done:
     return status;
 }
 
-static int32_t most_likely(const float *logits, uint32_t n)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (int32_t)best;
-}
-
 static kvl_status run_steps(struct trace *t)
 {
     kvl_status status = KVL_OK;
     const struct kvl_trace_config *config = t->config;
+    const struct kvl_sampler greedy = {.top_p = 1};
     struct kvl_progress progress;
     kvl_progress_start(&progress, "trace", "tok", t->n_token);
     for (uint32_t step = 0; step <= config->n_steps; step++) {
@@ -138,7 +132,7 @@ static kvl_status run_steps(struct trace *t)
         KVL_TRY(add_step(t));
         if (step == config->n_steps) break;
         KVL_TRY(kvl_session_read_logits(t->session, 0, t->logits));
-        t->token[end] = most_likely(t->logits, dims_of(t)->n_vocab);
+        KVL_TRY(kvl_sample(&greedy, t->logits, dims_of(t)->n_vocab, step, &t->token[end]));
         kvl_progress_update(&progress, end);
     }
 done:

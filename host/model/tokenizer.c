@@ -772,6 +772,18 @@ done:
     return status;
 }
 
+kvl_status kvl_tokenizer_encode_stream(const struct kvl_tokenizer *t, const char *text, size_t size, bool special, int32_t **ids, size_t *n)
+{
+    kvl_status status = KVL_OK;
+    KVL_TRY(kvl_tokenizer_encode(t, text, size, special, ids, n));
+    if (!kvl_tokenizer_adds_bos(t)) return KVL_OK;
+    KVL_TRY(kvl_realloc(ids, *n + 1, sizeof **ids));
+    memmove(*ids + 1, *ids, (*n)++ * sizeof **ids);
+    (*ids)[0] = kvl_tokenizer_bos(t);
+done:
+    return status;
+}
+
 kvl_status kvl_tokenizer_decode(const struct kvl_tokenizer *t, int32_t id, bool special, struct kvl_text *out)
 {
     if (id < 0 || (uint32_t)id >= t->n_tokens)

@@ -22,6 +22,9 @@ bool kvl_tokenizer_adds_bos(const struct kvl_tokenizer *t);    /* what the model
  * *ids grows with kvl_realloc semantics: pass NULL-initialised; free with kvl_free. */
 kvl_status kvl_tokenizer_encode(const struct kvl_tokenizer *t, const char *text, size_t size, bool special, int32_t **ids, size_t *n);
 
+/* The same with the model's BOS in front if it wants one. */
+kvl_status kvl_tokenizer_encode_stream(const struct kvl_tokenizer *t, const char *text, size_t size, bool special, int32_t **ids, size_t *n);
+
 /* Appends the bytes of one token. special: control tokens print their text, else nothing. */
 kvl_status kvl_tokenizer_decode(const struct kvl_tokenizer *t, int32_t id, bool special, struct kvl_text *out);
 
