@@ -227,11 +227,19 @@ static const struct row {
     {"int8 rope=pre korder=hf window=40", &dims_joint, 150, 16, KVL_P1_FAKE_QUANT, true, 16},
 };
 
-/* llvmpipe ends a work-item's loops after 65535 iterations in all, and a projection takes one work-item more than that. */
-static bool loops_are_cut(const char *spec)
+static bool is_llvmpipe(void)
 {
     const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return strstr(spec, "latent") != NULL && caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
+    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
+}
+
+/* llvmpipe ends a work-item's loops after 65535 iterations in all; rebuilding a block's keys of several heads takes more. */
+static bool loops_are_cut(const char *spec) { return is_llvmpipe() && strstr(spec, "read=rebuilt) rope=pre") != NULL; }
+
+/* llvmpipe's fma loses the sign of zero, which a projected row's zero point may be. */
+static bool is_sign_of_zero(const char *spec, uint8_t got, uint8_t want)
+{
+    return is_llvmpipe() && strncmp(spec, "latent", 6) == 0 && got == 0 && want == 0x80;
 }
 
 static void run_row(const struct row *row)
@@ -348,7 +356,7 @@ static void codes_equal_reference(void **state)
             }
         }
         store(&s, 64);
-        for (int side = 0; side < (loops_are_cut(stored[i]) ? 0 : KVL_SIDES); side++) {
+        for (int side = 0; side < KVL_SIDES; side++) {
             const struct kvl_side_plan *plan = &s.plan.layer[0].side[side];
             const uint32_t streams = s.plan.layer[0].n_stream, last = streams - 1, channels = plan->record.channels;
             uint8_t got[1 << 16] = {0}, want[1 << 16] = {0};
@@ -359,7 +367,8 @@ static void codes_equal_reference(void **state)
             assert_int_equal(plan->codec->ref_encode(plan->priv, &plan->dims, kvl_side_table(plan, last), 0, 64, x, want), 0);
             assert_ok(kvl_cache_read_page(s.cache, 0, side, last, 0, got));
             for (uint64_t b = 0; b < plan->page_bytes; b++)
-                if (got[b] != want[b]) fail_msg("%s side %d byte %llu: device %u, reference %u", stored[i], side, (unsigned long long)b, got[b], want[b]);
+                if (got[b] != want[b] && !is_sign_of_zero(stored[i], got[b], want[b]))
+                    fail_msg("%s side %d byte %llu: device %u, reference %u", stored[i], side, (unsigned long long)b, got[b], want[b]);
         }
         close_setup(&s);
     }
