@@ -126,16 +126,25 @@ done:
     return status;
 }
 
-static kvl_status read_decoder_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+/* What every architecture says. */
+static kvl_status read_common_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
 {
     kvl_status status = KVL_OK;
-    uint32_t value_length;
     KVL_TRY(refuse_unsupported(arch, gguf));
     KVL_TRY(read_count(arch, gguf, "block_count", MAX_LAYERS, &dims->n_layer));
     KVL_TRY(read_count(arch, gguf, "context_length", INT32_MAX, &dims->n_ctx_train));
     KVL_TRY(read_count(arch, gguf, "embedding_length", MAX_WIDTH, &dims->n_embd));
     KVL_TRY(read_count(arch, gguf, "feed_forward_length", MAX_WIDTH, &dims->n_ff));
     KVL_TRY(read_count(arch, gguf, "attention.head_count", MAX_HEADS, &dims->n_head));
+done:
+    return status;
+}
+
+static kvl_status read_decoder_dims(const struct kvl_arch *arch, const struct kvl_gguf *gguf, struct kvl_dims *dims)
+{
+    kvl_status status = KVL_OK;
+    uint32_t value_length;
+    KVL_TRY(read_common_dims(arch, gguf, dims));
     KVL_TRY(read_count_or(arch, gguf, "attention.head_count_kv", MAX_HEADS, dims->n_head, &dims->n_kv_head));
     const uint32_t shared = dims->n_embd % dims->n_head == 0 ? dims->n_embd / dims->n_head : 0;
     KVL_TRY(read_count_or(arch, gguf, "attention.key_length", MAX_HEAD_DIM, shared, &dims->head_dim));
@@ -243,12 +252,7 @@ static kvl_status read_deepseek2_dims(const struct kvl_arch *arch, const struct 
 {
     kvl_status status = KVL_OK;
     uint32_t key;
-    KVL_TRY(refuse_unsupported(arch, gguf));
-    KVL_TRY(read_count(arch, gguf, "block_count", MAX_LAYERS, &dims->n_layer));
-    KVL_TRY(read_count(arch, gguf, "context_length", INT32_MAX, &dims->n_ctx_train));
-    KVL_TRY(read_count(arch, gguf, "embedding_length", MAX_WIDTH, &dims->n_embd));
-    KVL_TRY(read_count(arch, gguf, "feed_forward_length", MAX_WIDTH, &dims->n_ff));
-    KVL_TRY(read_count(arch, gguf, "attention.head_count", MAX_HEADS, &dims->n_head));
+    KVL_TRY(read_common_dims(arch, gguf, dims));
     KVL_TRY(read_count(arch, gguf, "attention.kv_lora_rank", MAX_HEAD_DIM, &dims->mla.kv_rank));
     KVL_TRY(read_count_or(arch, gguf, "attention.q_lora_rank", MAX_WIDTH, 0, &dims->mla.q_rank));
     KVL_TRY(read_count(arch, gguf, "rope.dimension_count", MAX_HEAD_DIM, &dims->rope_dim));
