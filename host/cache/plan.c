@@ -533,7 +533,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
-        out->bytes_per_token += out->layer[l].token_bytes;
+        out->bytes_per_token += out->layer[l].token_bytes / (dims->n_sequence > 1 ? dims->n_sequence : 1);
         out->layer[l].rank = out->n_budgeted;
         if (out->layer[l].slides) continue;
         out->n_budgeted++;
