@@ -7,7 +7,6 @@ for need in latexmk pdflatex; do
     command -v "$need" >/dev/null || { echo "build.sh: $need is missing: apt-get install latexmk texlive-latex-recommended texlive-pictures" >&2; exit 1; }
 done
 python3 make_numbers.py
-python3 ../experiments/reproduction/table.py --latex build/reproduced.tex
 latexmk -pdf -interaction=nonstopmode -halt-on-error -outdir=build kvlab.tex >build/latexmk.out 2>&1 || { grep -A 5 '^!' build/kvlab.log >&2 || tail -n 20 build/latexmk.out >&2; exit 1; }
 if grep -E 'undefined (references|citations)|(Citation|Reference) .* undefined' build/kvlab.log >&2; then exit 1; fi
 echo "paper/build/kvlab.pdf"

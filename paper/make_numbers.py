@@ -5,7 +5,7 @@ A line of numbers.txt is one of these, with FILE a CSV file of the same folder (
 between them (column=value, column!=value, column~regular expression, column!~regular expression), and `by COLUMN` for another order than the file's:
 
     NAME = FILE [CONDITIONS] : TEXT                       a macro \\NAME; exactly one row fits
-    rows NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.tex, a line a row, to \\input into a table
+    rows NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.tex, a line a row, for \\rowsof{NAME} in a table
     plot NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.dat, the same for pgfplots
 
 In TEXT, <column> stands for the row's value, <column:FORMAT> for a number in Python's format, <column:1e-6*.2f> or <column:1/1024*.2f> for one that is multiplied first. A row
@@ -22,8 +22,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent / "experiments"
 BUILD = HERE / "build"
+sys.path.append(str(EXPERIMENTS / "reproduction"))
+import table  # noqa: E402
 LINE = re.compile(r"(?:(rows|plot) )?(\w+) = (\S+)(?: \[(.*)\])?(?: by (\w+))? : (.*)")
-SPECIAL = {"\\": r"\textbackslash{}"} | {c: "\\" + c for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL = {"\\": r"\textbackslash{}"} | {c: "\\" + c for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 
 
 def escaped(text):
@@ -102,6 +104,11 @@ class Experiment:
         return f"\\path{{{self.folder.name}}} & {', '.join(map(name, sorted(self.used)))} & {escaped(said('git'))} & {said('start')} \\\\\n"
 
 
+def claim_row(claim):
+    cells = [claim[name] for name in ("paper", "claim", "measured", "interval", "verdict")]
+    return " & ".join(map(escaped, [*cells, claim["experiment"].split("_")[0]])) + " \\\\\n"
+
+
 def main():
     BUILD.mkdir(exist_ok=True)
     folders = sorted(path.parent for path in EXPERIMENTS.glob("e*/paper.tex"))
@@ -113,8 +120,10 @@ def main():
     macros["withoutResults"] = ", ".join(f"\\path{{{name}}}" for name in missing) or "none"
     (BUILD / "numbers.tex").write_text("".join(f"\\newcommand{{\\{name}}}{{{text}}}\n" for name, text in macros.items()))
     (BUILD / "experiments.tex").write_text("".join(f"\\input{{../experiments/{e.folder.name}/paper.tex}}\n" for e in experiments))
+    claims = table.read_claims()
+    (BUILD / "reproduced.tex").write_text("".join(map(claim_row, claims)))
     (BUILD / "sources.tex").write_text("".join(e.source() for e in experiments))
-    print(f"{len(macros) - 1} numbers of {sum(len(e.used) for e in experiments)} runs of {len(experiments)} experiments; not in the paper: {', '.join(missing) or 'none'}")
+    print(f"{len(macros) - 1} numbers of {sum(len(e.used) for e in experiments)} runs of {len(experiments)} experiments, {len(claims)} claims; not in the paper: {', '.join(missing) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 #!/usr/bin/env python3
-"""The table of papers' claims from the *.csv of this folder, as Markdown, or as LaTeX for the paper. Checks every row; one that is wrong stops it.
-
-    experiments/reproduction/table.py                     prints it
-    experiments/reproduction/table.py --latex FILE.tex    writes the rows of the paper's table
+"""Prints the table of papers' claims, from the *.csv of this folder. Checks every row; one that is wrong stops it. The paper has the same rows.
 
 Columns: paper (authors or name, arXiv number), claim (what it says, with its number), model (ours), experiment (its folder), measured (our number), interval (95 %, or
 "exact" where there is nothing to repeat: bytes, counts), verdict, run (runs that it comes from, with spaces between them: `run` of the experiment's *.csv).
 """
-import argparse
 import csv
 import sys
 from pathlib import Path
@@ -16,7 +12,6 @@ HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
 COLUMNS = ["paper", "claim", "model", "experiment", "measured", "interval", "verdict", "run"]
 VERDICTS = ["reproduced", "partly", "not", "not resolved"]
-SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "\\": r"\textbackslash{}"}
 
 
 def read_csv(path):
@@ -67,22 +62,5 @@ def markdown(claims):
     return "\n".join(lines)
 
 
-def latex(claims):
-    escaped = lambda text: "".join(SPECIAL.get(c, c) for c in text)
-    return "".join(" & ".join(escaped(cell) for cell in (row["paper"], row["claim"], row["measured"], row["interval"], row["verdict"], row["experiment"].split("_")[0])) + " \\\\\n"
-                   for row in claims)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latex", type=Path, metavar="FILE", help="write the rows for LaTeX instead")
-    args = parser.parse_args()
-    claims = read_claims()
-    if args.latex:
-        args.latex.write_text(latex(claims))
-    else:
-        print(markdown(claims))
-
-
 if __name__ == "__main__":
-    main()
+    print(markdown(read_claims()))
