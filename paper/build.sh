@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds paper/build/kvlab.pdf: numbers from the experiments' results, then LaTeX. Needs python3, latexmk, pdflatex with pgfplots (Debian: latexmk
-# texlive-latex-recommended texlive-pictures; 64 MB to fetch, 231 MB on disk).
+# texlive-latex-recommended texlive-pictures; 84 MB to fetch, 291 MB on disk).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 for need in latexmk pdflatex; do

@@ -20,10 +20,10 @@ eval_run c int4 30 5 ppl
 eval_run d int4 5 0 ppl
 eval_run e "int8 sink=4" 20 40 ppl
 mkdir logits
-for run in "f16 f16" "int4 int4" "other f16 --first-chunk 1" "none f16 --chunks 2"; do
+for run in "f16 f16 --logits 5" "int4 int4 --logits 5" "other f16 --logits 5 --first-chunk 1" "none f16"; do
     read -r name kv options <<<"$run"
     # shellcheck disable=SC2086
-    "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 1 --kv "$kv" $([[ $name == none ]] || echo --logits 5) $options -o "logits/$name.h5" >/dev/null 2>&1 || fail "--logits: $run"
+    "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 1 --kv "$kv" $options -o "logits/$name.h5" >/dev/null 2>&1 || fail "--logits: $run"
 done
 "$program" bench -m "$model" -p 16 -n 4 -r 3 -o runs/f.h5 >/dev/null 2>&1
 

@@ -93,7 +93,7 @@ try:
     def tab_to(test):
         for _ in range(200):
             page.press("Tab")
-            if page.run(f"(() => {{ const e = document.activeElement; return {test}; }})()"): return
+            if page.run(f"(() => {{ const e = document.activeElement; return !!({test}); }})()"): return
         raise AssertionError(f"Tab does not reach {test}")
     tab_to("e.tagName === 'SELECT' && e.closest('#quality')")
     before = page.run("document.activeElement.value")
@@ -110,7 +110,7 @@ try:
     down = [float(value) for value in order() if value]
     assert len(up) == 5 and up == sorted(up) and down == up[::-1], (up, down)
 
-    page.run("document.querySelector('#quality select').selectedIndex = 0, document.querySelector('#quality select').dispatchEvent(new Event('change'))")
+    page.run("document.querySelectorAll('#quality select').forEach((e) => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })")
     shapes = dict(page.run("Chart.getChart(document.querySelector('#quality canvas')).data.datasets.map((s) => [s.label, s.pointStyle])"))
     assert {name: shape for name, shape in shapes.items() if "control" in name} == {
         "int8 (control: uniform quantization)": "rect", "int4 (control: uniform quantization)": "rect", "sink=2 window=24 (control: recency)": "triangle",

@@ -71,7 +71,6 @@ function table(place, columns, data) {
 // ---- charts ----
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const charts = [];
 
 // Error bars: points carry `se` (vertical).
 const bars = {
@@ -102,7 +101,7 @@ function scale(title, type) {
 function draw(section, datasets, x, y, tip) {
   const canvas = section.querySelector("canvas");
   Chart.getChart(canvas)?.destroy();
-  const chart = new Chart(canvas, {
+  new Chart(canvas, {
     type: "scatter", data: { datasets }, plugins: [bars],
     options: {
       animation: false, maintainAspectRatio: false, scales: { x, y },
@@ -112,7 +111,6 @@ function draw(section, datasets, x, y, tip) {
       },
     },
   });
-  if (!charts.includes(chart)) charts.push(chart);
 }
 
 // Under a figure: the command that runs what it shows again and draws it.
@@ -259,4 +257,4 @@ document.querySelector("#provenance div").append(...rows.map((row) => element("d
   element("summary", {}, `${row.file}: ${row.label}`), element("p", {}, element("code", {}, row.command_line)),
   element("dl", {}, ...Object.entries(row).filter(([, value]) => typeof value !== "object").flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, text(value))])))));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((redraw) => redraw()));
-addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); charts.forEach((chart) => chart.resize()); });
+addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); document.querySelectorAll("canvas").forEach((canvas) => Chart.getChart(canvas)?.resize()); });
