@@ -443,6 +443,18 @@ kvl_status kvl_record_row(struct kvl_record *r, const union kvl_cell *cells)
     return r->file ? kvl_runfile_row(r->file, r->table, cells) : KVL_OK;
 }
 
+kvl_status kvl_record_logits(struct kvl_record *r, uint64_t chunk, uint32_t n, uint32_t n_vocab, const float *logits)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t dims[] = {n, n_vocab};
+    static const char *const dim_names[] = {"scored_token", "vocabulary"};
+    if (r->file == NULL) return KVL_OK;
+    KVL_TRY(kvl_runfile_integer(r->file, "/logits", "chunk", (int64_t)chunk));
+    KVL_TRY(kvl_runfile_array(r->file, "/logits/logit", "1", "logits that predict the first scored tokens of the window", KVL_COL_F32, 2, dims, dim_names, logits));
+done:
+    return status;
+}
+
 kvl_status kvl_record_summary(struct kvl_record *r, const struct kvl_fact *facts, size_t n)
 {
     return r->file ? put_facts(r->file, "/quality", facts, n) : KVL_OK;
