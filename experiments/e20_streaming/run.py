@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""StreamingLLM's claim on a stream of tens of thousands of tokens: runs what is missing, then the table of why.md and its figure. Needs numpy."""
+"""StreamingLLM's claim on a stream of tens of thousands of tokens: runs what is missing, then the table of why.md (--table streaming.csv) and its figure. Needs numpy."""
 import argparse
+import csv
 import json
 import math
 import os
@@ -13,6 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SCORED = 32  # tokens at the end of every stretch of one cache length that are compared
 SINKS = [4, 0, 1, 2, 8]
+INTERVALS = ("minus_4_sinks", "minus_4_sinks_last_quarter", "minus_recomputed", "slope")
 
 
 def rows(args):
@@ -77,26 +79,38 @@ def after(args, result, start):
     return np.array([block["nll"] for block in result["blocks"] if block["first"] >= start and block["n"] == SCORED])
 
 
-def print_table(args, results):
-    show = lambda interval: "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
-    streams = {name: r for name, r in results.items() if r and "blocks" in r}
-    base = results.get("recomputed")
+def measures(args, results):
+    """A row a stream; an interval is (mean, low, high), None without what it is compared with."""
+    base, four = results.get("recomputed"), results.get("sinks 4")
+    for name, r in results.items():
+        if not r or "blocks" not in r:
+            continue
+        minus_four = lambda start: mean_interval(after(args, r, start) - after(args, four, start)) if four and four is not r else None
+        difference = compared(args, r) - compared(args, base) if base else None
+        yield {"cache": name, "nll": after(args, r, args.cache).mean(), "minus_4_sinks": minus_four(args.cache), "minus_4_sinks_last_quarter": minus_four(args.tokens * 3 // 4),
+               "minus_recomputed": mean_interval(difference) if base else None, "slope": slope_interval(args, difference) if base else None,
+               "bytes_first": r["blocks"][0]["resident_bytes"], "bytes_last": r["blocks"][-1]["resident_bytes"], "run": os.path.splitext(os.path.basename(r["run_file"]))[0]}
+
+
+def print_table(args, results, rows):
+    show = lambda interval: "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval) if interval else ""
     print(f"| cache of {args.cache}, {args.tokens} tokens | nll behind token {args.cache} | minus 4 sinks | the same, last quarter | minus recomputed | slope per 8,192 | bytes first, last |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for name, r in streams.items():
-        four = streams.get("sinks 4")
-        cells = [f"{after(args, r, args.cache).mean():.4f}"]
-        for start in (args.cache, args.tokens * 3 // 4):
-            cells.append(show(mean_interval(after(args, r, start) - after(args, four, start))) if four and four is not r else "")
-        if base:
-            difference = compared(args, r) - compared(args, base)
-            cells += [show(mean_interval(difference)), show(slope_interval(args, difference))]
-        else:
-            cells += ["", ""]
-        resident = [block["resident_bytes"] for block in r["blocks"]]
-        print("|", " | ".join([name, *cells, f"{resident[0]}, {resident[-1]}"]), "|")
-    if base:
-        print(f"| recomputed, last {SCORED} of every {args.cache} | {compared(args, base).mean():.4f} | | | | | |")
+    for row in rows:
+        cells = [show(row[name]) for name in INTERVALS]
+        print("|", " | ".join([row["cache"], f"{row['nll']:.4f}", *cells, f"{row['bytes_first']}, {row['bytes_last']}"]), "|")
+    if results.get("recomputed"):
+        print(f"| recomputed, last {SCORED} of every {args.cache} | {compared(args, results['recomputed']).mean():.4f} | | | | | |")
+
+
+def write_table(path, rows):
+    """Each interval as three columns: NAME, NAME_low, NAME_high."""
+    flat = lambda row: {key: cell for name, value in row.items() for key, cell in
+                        (zip((name, name + "_low", name + "_high"), value or ("", "", "")) if name in INTERVALS else ((name, value),))}
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, flat(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in flat(row).items()} for row in rows)
 
 
 def draw(args, results):
@@ -127,11 +141,15 @@ def main():
     parser.add_argument("--output", default=os.path.join(ROOT, "runs", "e20_streaming"), help="folder of the rows' files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -i 0")
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--table", help="the same table as comma-separated values")
     parser.add_argument("--figure")
     args = parser.parse_args()
     os.makedirs(args.output, exist_ok=True)
     results = {name: run_missing(args, name, words) for name, words in rows(args).items()}
-    print_table(args, results)
+    measured = list(measures(args, results))
+    print_table(args, results, measured)
+    if args.table and measured:
+        write_table(args.table, measured)
     if args.figure:
         draw(args, results)
 
