@@ -28,8 +28,12 @@ def rows(args):
     return out | {f"sinks {s}": compact(s) for s in SINKS[2:]}
 
 
+def file_name(name):
+    return name.replace(" ", "_").replace(",", "").replace("=", "-")
+
+
 def run_missing(args, name, words):
-    path = os.path.join(args.output, name.replace(" ", "_").replace(",", "").replace("=", "-"))
+    path = os.path.join(args.output, file_name(name))
     if not os.path.exists(path + ".json") and not args.report:
         command = [*args.under.split(), args.kvlab, *words, "-m", args.model, "-f", args.file, "--json", "--quiet", "-o", path + ".h5"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -89,7 +93,7 @@ def measures(args, results):
         difference = compared(args, r) - compared(args, base) if base else None
         yield {"cache": name, "nll": after(args, r, args.cache).mean(), "minus_4_sinks": minus_four(args.cache), "minus_4_sinks_last_quarter": minus_four(args.tokens * 3 // 4),
                "minus_recomputed": mean_interval(difference) if base else None, "slope": slope_interval(args, difference) if base else None,
-               "bytes_first": r["blocks"][0]["resident_bytes"], "bytes_last": r["blocks"][-1]["resident_bytes"], "run": os.path.splitext(os.path.basename(r["run_file"]))[0]}
+               "bytes_first": r["blocks"][0]["resident_bytes"], "bytes_last": r["blocks"][-1]["resident_bytes"], "run": file_name(name)}
 
 
 def print_table(args, results, rows):
