@@ -22,9 +22,13 @@ struct kvl_cache_dims {
     uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
                                * the others */
     float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
+    const uint32_t *kv_source; /* NULL, or [L]: the layer whose keys and values layer l reads: itself, or that of the layer below; borrowed */
 };
 /* Tokens that layer l's queries see by the model's own rule, 0 = all. */
 uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l);
+/* The layer whose streams layer l reads, and whether there is one behind it that reads them too. */
+uint32_t kvl_kv_source(const struct kvl_cache_dims *dims, uint32_t l);
+bool kvl_kv_read_on(const struct kvl_cache_dims *dims, uint32_t l);
 
 struct kvl_cache_config {
     const struct kvl_spec *spec; /* borrowed */
@@ -65,7 +69,8 @@ struct kvl_side_plan {
 
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
-    uint32_t n_stream;               /* H, or less where a projection takes heads together */
+    uint32_t n_stream;               /* H, or less where a projection takes heads together; 0 of a layer that reads another's, of which nothing else
+                                        is planned */
     uint32_t sink, window;           /* exact rows of a side: sink + ring */
     bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
     uint32_t rank;                   /* number among the layers that the spec's budget is for */
