@@ -108,7 +108,7 @@ const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h)
 kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl_side_plan *side, uint32_t h, float *down, float *up)
 {
     const struct kvl_projection *projection = (const struct kvl_projection *)side->projection->plugin;
-    const struct kvl_projection_dims of_rows = {.struct_size = sizeof of_rows, .role = side->dims.role, .head_dim = dims->head_dim};
+    const struct kvl_projection_dims of_rows = {sizeof of_rows, side->dims.role, dims->head_dim, side->record.channels};
     if (projection->matrices(side->projection->priv, &of_rows, side->table + (size_t)h * side->record.table_floats, down, up) == 0) return KVL_OK;
     return kvl_fail(KVL_E_VERIFY, "projection %s: no matrices for stream %u", projection->head.name, h);
 }
@@ -213,7 +213,7 @@ static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct k
     for (int s = 0; s < kvl_sides(dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
         side->projection = spec->projection[s].plugin != NULL ? &spec->projection[s] : NULL;
-        KVL_TRY(kvl_spec_stream_record(spec, s, dims->head_dim, &side->record));
+        KVL_TRY(kvl_spec_stream_record(spec, s, (uint32_t)(layer - plan->layer), dims->head_dim, &side->record));
         side->rot_d = joint ? dims->joint_value_dim : side->record.channels;
         KVL_TRY(kvl_rotation_size(spec->rot, side->rot_d, &side->rot_m));
         side->exact_row_bytes = (uint64_t)side->record.channels * (plan->config.exact ? 4 : 2);

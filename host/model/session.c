@@ -270,6 +270,9 @@ static uint64_t most_columns(const struct kvl_dims *dims)
     return dims->n_ff > least ? dims->n_ff : least;
 }
 
+/* Of heads that are multiplied each for itself, the last one is read up to a multiple of 32 columns. */
+static uint64_t attended_room(const struct kvl_cache_dims *dims) { return padded(dims->joint_value_dim) - dims->joint_value_dim; }
+
 void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
                          uint64_t bytes[KVL_SESSION_SCRATCH])
 {
@@ -280,7 +283,7 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
     bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
     bytes[STAGE] = u * kvl_stage_row(&cache_dims) * sizeof(float);
-    bytes[ATTENDED] = u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) * sizeof(float);
+    bytes[ATTENDED] = (u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) + attended_room(&cache_dims)) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
