@@ -94,6 +94,7 @@ static void pack_layer(const struct kvl_model *model, int layer, struct packing 
     out[QKV] = (struct packing){.owner = "qkv", .form = turned(model, 0)};
     for (int i = 0; i < 3; i++) {
         const struct kvl_gguf_tensor *tensor = find_tensor(model, layer, names[i]);
+        if (tensor == NULL) continue; /* of a layer that reads another's keys and values */
         if (i > 0 && tensor->type != out[last].tensor[0]->type) out[++last] = (struct packing){.owner = "qkv", .form = turned(model, 0)};
         out[last].tensor[out[last].n++] = tensor;
         if (i < 2 && model->arch->halves) out[last].form.turned_rows += tensor->dim[1];
@@ -271,6 +272,9 @@ static uint64_t most_columns(const struct kvl_dims *dims)
 
 static uint32_t sequences(const struct kvl_session_config *config) { return config->n_sequence > 1 ? config->n_sequence : 1; }
 
+/* Of heads that are multiplied each for itself, the last one is read up to a multiple of 32 columns. */
+static uint64_t attended_room(const struct kvl_cache_dims *dims) { return padded(dims->joint_value_dim) - dims->joint_value_dim; }
+
 void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_tuning *tuning,
                          uint64_t bytes[KVL_SESSION_SCRATCH])
 {
@@ -281,7 +285,7 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
     bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
     bytes[STAGE] = u * kvl_stage_row(&cache_dims) * sizeof(float);
-    bytes[ATTENDED] = u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) * sizeof(float);
+    bytes[ATTENDED] = (u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) + attended_room(&cache_dims)) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
     bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * s * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
@@ -566,8 +570,10 @@ done:
 static uint64_t layer_products(const struct kvl_dims *dims)
 {
     const uint64_t q = (uint64_t)dims->n_head * dims->head_dim, kv = (uint64_t)dims->n_kv_head * dims->head_dim;
-    const uint64_t attention = dims->mla.kv_rank != 0 ? kvl_mla_products(dims) : (uint64_t)dims->n_embd * (2 * q + 2 * kv);
-    return dims->n_layer * (attention + 3ull * dims->n_embd * dims->n_ff);
+    uint64_t products = 3ull * dims->n_layer * dims->n_embd * dims->n_ff;
+    for (uint32_t l = 0; l < dims->n_layer; l++)
+        products += dims->mla.kv_rank != 0 ? kvl_mla_products(dims) : (uint64_t)dims->n_embd * (2 * q + (kvl_layer_makes_kv(dims, l) ? 2 * kv : 0));
+    return products;
 }
 
 static void count_forward(struct kvl_session *s, uint32_t n, uint32_t n_logits)
