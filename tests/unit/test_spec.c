@@ -129,7 +129,7 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window keep budget when pos table all_layers (did you mean sink?)");
+                   " vtail window keep budget when pos read table all_layers (did you mean sink?)");
     assert_refused("korder=ggfu",
                    "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");
@@ -202,9 +202,10 @@ static void refuses_mixes(void **state)
 static void projections_name_their_codec(void **state)
 {
     assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
-                    "k=latent(rank=16,heads=1,absorbed,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "k=latent(rank=16,equal,energy=0,heads=1,absorbed,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
                     "keep=none budget=none when=prefill pos=keep");
     assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
+    assert_refused("latent(energy=0.9,spread)", "latent: energy= says each layer's rank, ranks=spread shares out the rank that is given: use one of them");
     assert_refused("latent(of=latent)", "--kv: unknown codec 'latent' at character 11 of \"latent(of=latent)\": legal are " CODECS " think");
     assert_refused("latent(of=int4", "--kv: '(' is never closed at character 7 of \"latent(of=int4\": add ')'");
     assert_refused("latent(of=)", "--kv: unexpected ')' at character 11 of \"latent(of=)\": items are WORD, key=value, value=name(option=value,...) or @a-b,"
