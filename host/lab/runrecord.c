@@ -566,8 +566,8 @@ done:
     return status;
 }
 
-/* The cache of the session in numbers; the first four are the common keys of --json. */
-enum { COMMON_BYTES = 4, CACHE_FACTS = 9 };
+/* The cache of the session in numbers; the first five are the common keys of --json. */
+enum { COMMON_BYTES = 5, CACHE_FACTS = 10 };
 static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[CACHE_FACTS])
 {
     const struct kvl_fact all[CACHE_FACTS] = {
@@ -575,6 +575,7 @@ static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[C
         {"payload_bytes", (double)b->payload, true},
         {"resident_bytes", (double)b->resident, true},
         {"peak_bytes", (double)b->peak, true},
+        {"token_read_bytes", (double)b->token_read, true},
         {"scale_bytes", (double)b->scale, true},
         {"index_bytes", (double)b->index, true},
         {"table_bytes", (double)b->table, true},
@@ -735,9 +736,9 @@ void kvl_record_print(const struct kvl_record *r)
     if (r->base.data) printf("base      %s\n", r->base.data);
     printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[r->config.protocol], r->config.ubatch,
            r->config.exact ? ", exact" : "");
-    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB\n",
+    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB; the newest token read %.3f MiB\n",
            (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
-           (double)r->bytes.peak * mib);
+           (double)r->bytes.peak * mib, (double)r->bytes.token_read * mib);
     if (r->mass_lost.n > 0)
         printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
 }
