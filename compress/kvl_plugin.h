@@ -278,15 +278,22 @@ struct kvl_budget {
  * record z [R], z_r = sum_i x_i down[i][r]; what is read is y_i = sum_r up[i][r] z_r. Keys undergo RoPE before the projection, or after it when
  * they are read, as the user stores them. */
 struct kvl_projection_dims {
-    uint32_t struct_size, role, head_dim, reserved;
+    uint32_t struct_size, role, head_dim;
+    uint32_t rank;            /* of the layer that matrices() is for; 0 in other calls */
 };
 
 struct kvl_projection_shape { /* the host sets struct_size and zeroes the rest */
     uint32_t struct_size;
     uint32_t heads;           /* that share a record; the model's kv heads are a multiple of it */
-    uint32_t rank;            /* R, a multiple of 8 */
+    uint32_t rank;            /* R, a multiple of 8; 0: ranks() says that of each layer */
     uint32_t rebuilt;         /* 1: each y is made when it is read; 0: queries and attention's output are multiplied with up instead, where they can be */
     uint32_t table_floats;    /* floats of calibration table for each `heads` heads of a layer; that and the name say whether a table fits */
+};
+
+/* What a side has learned, all layers. */
+struct kvl_projection_tables {
+    uint32_t struct_size, n_layer, n_stream, table_floats;
+    const float *values;      /* [n_layer][n_stream][table_floats] */
 };
 
 struct kvl_projection {
@@ -298,6 +305,8 @@ struct kvl_projection {
     int (*matrices)(const void *priv, const struct kvl_projection_dims *dims, const float *table, float *down, float *up);
     /* Fills a table from n rows x [n][W], keys before or after RoPE as the user stores them, sinks left out. */
     int (*calibrate)(const void *priv, const struct kvl_projection_dims *dims, uint64_t n, const float *x, const struct kvl_calibration *out);
+    /* R of each layer, multiples of 8. NULL: shape() always has it. */
+    int (*ranks)(const void *priv, const struct kvl_projection_dims *dims, const struct kvl_projection_tables *in, uint32_t *rank);
 };
 
 #endif

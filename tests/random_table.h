@@ -48,7 +48,7 @@ static inline kvl_status random_table(void *context, const struct kvl_layer_spec
     for (int side = 0; side < KVL_SIDES; side++) {
         struct kvl_stream_record record;
         struct kvl_codec_shape shape;
-        assert_int_equal(kvl_spec_stream_record(entry, side, dims->head_dim, &record), KVL_OK);
+        assert_int_equal(kvl_spec_stream_record(entry, side, 0, dims->head_dim, &record), KVL_OK);
         assert_int_equal(kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, record.channels, 0, &shape), KVL_OK);
         const uint32_t n = record.table_floats != 0 ? record.table_floats : shape.table_floats;
         const size_t row_floats = (size_t)ROWS * record.heads * dims->head_dim;

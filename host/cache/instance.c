@@ -332,14 +332,39 @@ kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint
     return plugin->bytes(codec->priv, &dims, n, out) == 0 ? KVL_OK : refused(codec);
 }
 
+static kvl_status check_rank(const struct kvl_instance *projection, uint32_t rank, uint32_t heads, uint32_t head_dim)
+{
+    if (heads != 0 && rank >= 8 && rank % 8 == 0 && rank <= (uint64_t)heads * head_dim) return KVL_OK;
+    kvl_fail(KVL_E_USAGE, "rank %u of %u heads of %u channels: wanted a multiple of 8 up to their product", rank, heads, head_dim);
+    return refused(projection);
+}
+
 kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, struct kvl_projection_shape *out)
 {
     const struct kvl_projection *plugin = (const struct kvl_projection *)projection->plugin;
-    const struct kvl_projection_dims dims = {sizeof dims, role, head_dim, 0};
+    const struct kvl_projection_dims dims = {.struct_size = sizeof dims, .role = role, .head_dim = head_dim};
     *out = (struct kvl_projection_shape){.struct_size = sizeof *out};
     kvl_error_clear();
     if (plugin->shape(projection->priv, &dims, out) != 0) return refused(projection);
-    if (out->heads != 0 && out->rank >= 8 && out->rank % 8 == 0 && out->rank <= (uint64_t)out->heads * head_dim) return KVL_OK;
-    kvl_fail(KVL_E_USAGE, "rank %u of %u heads of %u channels: wanted a multiple of 8 up to their product", out->rank, out->heads, head_dim);
-    return refused(projection);
+    const bool by_table = out->rank == 0 && out->heads != 0 && plugin->ranks != NULL;
+    return by_table ? KVL_OK : check_rank(projection, out->rank, out->heads, head_dim);
+}
+
+kvl_status kvl_projection_rank(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, const struct kvl_projection_tables *tables,
+                               uint32_t layer, uint32_t *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_projection *plugin = (const struct kvl_projection *)projection->plugin;
+    const struct kvl_projection_dims dims = {.struct_size = sizeof dims, .role = role, .head_dim = head_dim};
+    struct kvl_projection_shape shape;
+    uint32_t *rank = NULL;
+    KVL_TRY(kvl_projection_shape(projection, role, head_dim, &shape));
+    KVL_TRY(kvl_alloc(&rank, tables->n_layer, sizeof *rank));
+    kvl_error_clear();
+    if (plugin->ranks(projection->priv, &dims, tables, rank) != 0) KVL_TRY(refused(projection));
+    *out = rank[layer];
+    status = check_rank(projection, *out, shape.heads, head_dim);
+done:
+    kvl_free(&rank);
+    return status;
 }

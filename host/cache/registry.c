@@ -29,7 +29,7 @@ static const struct kind {
     {KVL_KIND_CODEC, "codec", offsetof(struct kvl_codec, reserved2) + sizeof(uint32_t)},
     {KVL_KIND_SCORE, "score", offsetof(struct kvl_score, wrap) + sizeof(void *)},
     {KVL_KIND_BUDGET, "budget", offsetof(struct kvl_budget, split) + sizeof(void *)},
-    {KVL_KIND_PROJECTION, "projection", offsetof(struct kvl_projection, calibrate) + sizeof(void *)},
+    {KVL_KIND_PROJECTION, "projection", offsetof(struct kvl_projection, ranks) + sizeof(void *)},
 };
 
 size_t kvl_registry_count(void) { return N_BUILTIN + n_loaded; }

@@ -837,17 +837,29 @@ const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_
     return &spec->base;
 }
 
-kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out)
+/* A layer's rank where the table says it. A table that does not fit is refused when a plan is made of it. */
+static kvl_status rank_by_table(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t layer, uint32_t head_dim, struct kvl_projection_shape *shape)
 {
+    const struct kvl_table *table = &entry->table;
+    shape->rank = shape->heads * head_dim;
+    if (table->values[side] == NULL || table->n[side] != shape->table_floats || layer >= table->n_layer) return KVL_OK;
+    const struct kvl_projection_tables tables = {sizeof tables, table->n_layer, table->n_stream, shape->table_floats, table->values[side]};
+    return kvl_projection_rank(&entry->projection[side], role_of(side), head_dim, &tables, layer, &shape->rank);
+}
+
+kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t layer, uint32_t head_dim, struct kvl_stream_record *out)
+{
+    kvl_status status = KVL_OK;
     struct kvl_projection_shape shape;
     *out = (struct kvl_stream_record){.heads = 1, .channels = head_dim};
     if (entry->projection[side].plugin == NULL) return KVL_OK;
-    const kvl_status status = kvl_projection_shape(&entry->projection[side], role_of(side), head_dim, &shape);
-    if (status == KVL_OK)
-        *out = (struct kvl_stream_record){.heads = shape.heads,
-                                   .channels = shape.rank,
-                                   .rebuilt = shape.rebuilt || (side == KVL_SIDE_K && entry->rope == KVL_STORE_PRE_ROPE),
-                                   .table_floats = shape.table_floats};
+    KVL_TRY(kvl_projection_shape(&entry->projection[side], role_of(side), head_dim, &shape));
+    if (shape.rank == 0) KVL_TRY(rank_by_table(entry, side, layer, head_dim, &shape));
+    *out = (struct kvl_stream_record){.heads = shape.heads,
+                                      .channels = shape.rank,
+                                      .rebuilt = shape.rebuilt || (side == KVL_SIDE_K && entry->rope == KVL_STORE_PRE_ROPE),
+                                      .table_floats = shape.table_floats};
+done:
     return status;
 }
 
@@ -862,12 +874,12 @@ kvl_status kvl_spec_check_layers(const struct kvl_spec *spec, uint32_t n_layers)
     return KVL_OK;
 }
 
-static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint32_t head_dim)
+static kvl_status check_side(const struct kvl_layer_spec *entry, int side, uint32_t layer, uint32_t head_dim)
 {
     struct kvl_stream_record record;
     struct kvl_codec_shape shape;
     uint32_t size;
-    kvl_status status = kvl_spec_stream_record(entry, side, head_dim, &record);
+    kvl_status status = kvl_spec_stream_record(entry, side, layer, head_dim, &record);
     if (status == KVL_OK) status = kvl_rotation_size(entry->rot, record.channels, &size);
     if (status == KVL_OK) status = kvl_codec_shape(&entry->codec[side], role_of(side), record.channels, 0, &shape);
     if (status != KVL_OK || entry->tail[side] < 0 || entry->tail[side] >= shape.tail_min) return status;
@@ -882,7 +894,7 @@ kvl_status kvl_spec_check_dims(const struct kvl_spec *spec, uint32_t n_layers, u
     kvl_status status = kvl_spec_check_layers(spec, n_layers);
     for (uint32_t layer = 0; layer < n_layers && status == KVL_OK; layer++) {
         const struct kvl_layer_spec *entry = kvl_spec_layer(spec, layer);
-        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++) status = check_side(entry, side, head_dim);
+        for (int side = 0; side < KVL_SIDES && status == KVL_OK; side++) status = check_side(entry, side, layer, head_dim);
     }
     return status;
 }

@@ -65,7 +65,9 @@ struct kvl_stream_record {
     bool rebuilt;              /* rows are made from it one by one when they are read */
     uint32_t table_floats;     /* of the projection, a stream */
 };
-kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t head_dim, struct kvl_stream_record *out);
+/* Of a projection whose ranks are its table's: without the table, the most that they can be. */
+kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t layer, uint32_t head_dim,
+                                  struct kvl_stream_record *out);
 /* Whether a projection stands in front of a codec. */
 bool kvl_spec_projects(const struct kvl_layer_spec *entry);
 /* Whether any layer slides; whether any evicts; whether all count positions inside the cache, so that its plan may bound them. */

@@ -1,4 +1,5 @@
 /* kvlab plan: what a cache strategy reserves, to the byte, before anything is loaded. */
+#include "calibration.h"
 #include "cmd.h"
 #include "log.h"
 #include "plan_report.h"
@@ -68,7 +69,7 @@ static kvl_status open_file(struct plan *plan)
         return kvl_fail(KVL_E_USAGE, "--layers, --kv-heads and --head-dim change a public model, not a file");
     kvl_status status = KVL_OK;
     KVL_TRY(kvl_model_open(plan->args->model, &plan->model));
-    KVL_TRY(kvl_spec_parse(plan->args->kv, &plan->spec));
+    KVL_TRY(kvl_spec_open(plan->args->kv, &plan->spec));
     plan->dims = &plan->model->dims;
     plan->name = plan->model->name;
     plan->weights = kvl_weights_bytes(plan->model);

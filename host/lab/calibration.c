@@ -210,7 +210,7 @@ static kvl_status calibrate_side(const struct kvl_layer_spec *entry, int side, c
     struct kvl_stream_record record;
     struct kvl_codec_shape shape;
     float *x = NULL;
-    KVL_TRY(kvl_spec_stream_record(entry, side, d, &record));
+    KVL_TRY(kvl_spec_stream_record(entry, side, 0, d, &record));
     KVL_TRY(kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, record.channels, 0, &shape));
     if (rows->dims.n_kv_head % record.heads != 0)
         KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u heads are to share records, and the model has %u kv heads: use a divisor", record.heads,

@@ -552,12 +552,11 @@ static kvl_status put_plan(struct kvl_record *r)
     const struct kvl_record_config *c = &r->config;
     const struct kvl_dims *d = &c->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(c->device);
-    const struct kvl_cache_dims dims = kvl_model_cache_dims(d);
-    const struct kvl_cache_config config = {
-        .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
+    const struct kvl_session_config session = {
+        .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact, .n_sequence = c->n_sequence};
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};
     struct kvl_cache_plan plan = {0};
-    KVL_TRY(kvl_cache_plan_make(&dims, &config, &limits, &plan));
+    KVL_TRY(kvl_session_cache_plan(d, &session, &limits, &plan));
     const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},
                                      {"plan_resident_bytes", (double)plan.resident_bytes, true},
                                      {"plan_cache_scratch_bytes", (double)plan.scratch_bytes, true}};

@@ -34,6 +34,7 @@ struct kvl_record_config {
     const struct kvl_spec *spec, *base; /* base may be NULL */
     enum kvl_protocol protocol;
     uint32_t ubatch, n_ctx;
+    uint32_t n_sequence; /* in step, 0 = 1 */
     bool exact;
     bool measures_loss;  /* evictions come with their losses */
     const char *text_sha256; /* NULL = the run has no text */

@@ -220,9 +220,9 @@ static kvl_status check_latents(const struct kvl_gguf *gguf, const struct kvl_di
     if (dims->rope_dim % 8 != 0 || dims->rope_dim >= key)
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: rope.dimension_count is %" PRIu32 ", wanted a multiple of 8 below the key's %" PRIu32, kvl_gguf_path(gguf),
                         dims->rope_dim, key);
-    if (d->content_dim % 32 != 0 || d->value_dim % 32 != 0 || d->kv_rank % 32 != 0)
+    if (d->content_dim % 8 != 0 || d->value_dim % 8 != 0 || d->kv_rank % 8 != 0)
         return kvl_fail(KVL_E_UNSUPPORTED,
-                        "%s: heads of %" PRIu32 " channels of content and %" PRIu32 " of value, latents of %" PRIu32 ": wanted multiples of 32",
+                        "%s: heads of %" PRIu32 " channels of content and %" PRIu32 " of value, latents of %" PRIu32 ": wanted multiples of 8",
                         kvl_gguf_path(gguf), d->content_dim, d->value_dim, d->kv_rank);
     return KVL_OK;
 }
@@ -275,13 +275,14 @@ static const struct kvl_arch_tensor deepseek2_tensors[] = {
     {"token_embd.weight", KVL_EMBD, KVL_VOCAB},
     {"output_norm.weight", KVL_EMBD, KVL_ONE},
     {"output.weight", KVL_EMBD, KVL_VOCAB, .optional = true},
+    {"rope_freqs.weight", KVL_ROPE_PAIRS, KVL_ONE, .optional = true},
     {"attn_norm.weight", KVL_EMBD, KVL_ONE, .in_layer = true},
     {"attn_q.weight", KVL_EMBD, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
     {"attn_q_a.weight", KVL_EMBD, KVL_Q_RANK, .in_layer = true, .optional = true},
     {"attn_q_a_norm.weight", KVL_Q_RANK, KVL_ONE, .in_layer = true, .optional = true},
     {"attn_q_b.weight", KVL_Q_RANK, KVL_MLA_QUERY_ROWS, .in_layer = true, .optional = true},
     {"attn_kv_a_mqa.weight", KVL_EMBD, KVL_LATENT_ROW, .in_layer = true},
-    {"attn_kv_a_norm.weight", KVL_KV_RANK, KVL_ONE, .in_layer = true},
+    {"attn_kv_a_norm.weight", KVL_KV_RANK, KVL_ONE, .in_layer = true, .optional = true}, /* absent: latents are as they are, in converted models */
     {"attn_kv_b.weight", KVL_KV_RANK, KVL_MLA_UP_ROWS, .in_layer = true, .optional = true},
     {"attn_k_b.weight", KVL_CONTENT, KVL_KV_RANK, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
     {"attn_v_b.weight", KVL_KV_RANK, KVL_VALUE, .in_layer = true, .optional = true, .n_matrices = KVL_HEADS},
@@ -294,7 +295,7 @@ static const struct kvl_arch_tensor deepseek2_tensors[] = {
 
 #define SET(tensors) {tensors, sizeof tensors / sizeof *tensors}
 const struct kvl_arch kvl_archs[] = {
-    {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
+    {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true, .shares = true},
     {"mistral", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
     {"qwen2", {SET(decoder_tensors), SET(qkv_biases)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},
     {"qwen3", {SET(decoder_tensors), SET(head_norms)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},

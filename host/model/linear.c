@@ -388,7 +388,6 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
 {
     kvl_status status = KVL_OK;
     assert(T > 0 && !(add && linear->gate));
-    assert(T == 1 || x.stride >= round_up(linear->cols, COLUMN));
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
     if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
         return kvl_fail(KVL_E_UNSUPPORTED,

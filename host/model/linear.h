@@ -3,8 +3,8 @@
  * Weights stay in their file's format on the device, packed in panels of 16 rows (cl/weight/panel.cl); they are dequantized 32
  * columns at a time inside the kernels, never as a whole. Every call enqueues and returns.
  *
- * Activations are rows of f32 (struct kvl_rows). A row that is multiplied must have room for the columns rounded up to 32, and
- * zeros there. Exact products do not depend on how many tokens are passed at once: the same bits for a token alone and in a batch.
+ * Activations are rows of f32 (struct kvl_rows). A row that is multiplied is read up to a multiple of 32 columns; what stands there is multiplied with
+ * zeros, so it must be finite. Exact products do not depend on how many tokens are passed at once: the same bits for a token alone and in a batch.
  */
 #ifndef KVL_LINEAR_H
 #define KVL_LINEAR_H

@@ -9,7 +9,7 @@ enum part { CONTENT, POSITION, UP, VALUE, PARTS };
 
 struct kvl_mla {
     uint32_t n_head;
-    struct kvl_buffer *query_norm, *latent_norm; /* query_norm: NULL without W_DQ */
+    struct kvl_buffer *query_norm, *latent_norm; /* query_norm: NULL without W_DQ; latent_norm: NULL if the file has none */
     struct kvl_linear query_down, latent_down;   /* query_down unset without W_DQ */
     struct kvl_linear (*head)[PARTS];            /* [n_head] */
     struct kvl_linear copy_position, copy_value; /* identities, of the expanded form alone */
@@ -115,6 +115,7 @@ static kvl_status load_vector(const struct kvl_model *model, struct kvl_device *
     kvl_status status = KVL_OK;
     const struct kvl_gguf_tensor *tensor = find(model, layer, name);
     float *values = NULL;
+    if (tensor == NULL) return KVL_OK;
     const struct kvl_quant_type *type = kvl_quant_type(tensor->type);
     KVL_TRY(kvl_alloc(&values, tensor->dim[0], sizeof *values));
     type->dequantize(tensor->data, tensor->dim[0] / type->block, values);
@@ -175,7 +176,7 @@ kvl_status kvl_mla_load(const struct kvl_model *model, struct kvl_device *device
     KVL_TRY(kvl_alloc(&mla, 1, sizeof *mla));
     mla->n_head = model->dims.n_head;
     KVL_TRY(kvl_alloc(&mla->head, mla->n_head, sizeof *mla->head));
-    if (model->dims.mla.q_rank != 0) KVL_TRY(load_vector(model, device, layer, "attn_q_a_norm", &mla->query_norm));
+    KVL_TRY(load_vector(model, device, layer, "attn_q_a_norm", &mla->query_norm));
     KVL_TRY(load_vector(model, device, layer, "attn_kv_a_norm", &mla->latent_norm));
     KVL_TRY(load_matrices(model, device, layer, mla));
     *out = mla;
@@ -219,7 +220,8 @@ uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
     const struct kvl_dims *dims = &model->dims;
     const struct kvl_mla_dims *d = &dims->mla;
     if (d->kv_rank == 0) return 0;
-    uint64_t bytes = (d->q_rank + (uint64_t)d->kv_rank) * sizeof(float) + whole_bytes(find(model, layer, "attn_kv_a_mqa")); /* norms first */
+    const uint64_t norms = d->q_rank + (find(model, layer, "attn_kv_a_norm") != NULL ? d->kv_rank : 0ull);
+    uint64_t bytes = norms * sizeof(float) + whole_bytes(find(model, layer, "attn_kv_a_mqa"));
     if (d->q_rank != 0) bytes += whole_bytes(find(model, layer, "attn_q_a"));
     for (int part = 0; part < PARTS; part++) bytes += dims->n_head * part_bytes(model, layer, part);
     if (d->expanded) bytes += packed_bytes(KVL_GGUF_F32, dims->rope_dim, dims->rope_dim) + packed_bytes(KVL_GGUF_F32, d->value_dim, d->value_dim);
@@ -231,7 +233,7 @@ uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
 struct kvl_cache_dims kvl_model_cache_dims(const struct kvl_dims *dims)
 {
     struct kvl_cache_dims cache = {.n_layer = dims->n_layer, .n_head = dims->n_head, .n_kv_head = dims->n_kv_head, .head_dim = dims->head_dim,
-                                   .window = dims->window, .full_every = dims->full_every};
+                                   .window = dims->window, .full_every = dims->full_every, .kv_source = dims->kv_source};
     if (dims->mla.kv_rank == 0) return cache;
     cache.joint_value_dim = dims->mla.expanded ? 0 : dims->mla.kv_rank;
     cache.scale = 1.0f / sqrtf((float)(dims->mla.content_dim + dims->rope_dim));
@@ -246,7 +248,9 @@ uint64_t kvl_mla_products(const struct kvl_dims *dims)
     return down + queries * (d->q_rank != 0 ? d->q_rank : dims->n_embd) + up + values * dims->n_embd;
 }
 
-static uint64_t padded(uint64_t columns) { return (columns + 31) / 32 * 32; }
+enum { COLUMNS = 32 }; /* that products read at once: behind the last row, too */
+
+static uint64_t padded(uint64_t columns) { return (columns + COLUMNS - 1) / COLUMNS * COLUMNS; }
 
 static uint64_t heads_row(const struct kvl_dims *dims)
 {
@@ -258,7 +262,7 @@ void kvl_mla_scratch(const struct kvl_dims *dims, uint64_t u, uint64_t bytes[KVL
 {
     const bool used = dims->mla.kv_rank != 0;
     bytes[KVL_MLA_QUERY] = used ? u * padded(dims->mla.q_rank != 0 ? dims->mla.q_rank : 1) * sizeof(float) : 0;
-    bytes[KVL_MLA_LATENT] = used ? u * padded((uint64_t)dims->mla.kv_rank + dims->rope_dim) * sizeof(float) : 0;
+    bytes[KVL_MLA_LATENT] = used ? (u * padded((uint64_t)dims->mla.kv_rank + dims->rope_dim) + COLUMNS) * sizeof(float) : 0;
     bytes[KVL_MLA_HEADS] = used ? u * heads_row(dims) * sizeof(float) : 0;
 }
 
@@ -282,6 +286,17 @@ static kvl_status product(const struct kvl_mla_run *run, const struct kvl_linear
     return kvl_linear_run(run->kernels, matrix, n, x, y, false, run->exact);
 }
 
+/* The latent, and behind it the position part. */
+static kvl_status make_latents(const struct kvl_mla *mla, const struct kvl_mla_run *run, uint32_t n, struct kvl_rows x, struct kvl_rows latent)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = run->dims;
+    KVL_TRY(product(run, &mla->latent_down, n, x, latent));
+    if (mla->latent_norm != NULL) KVL_TRY(kvl_rms_norm_run(run->kernels, n, dims->mla.kv_rank, dims->rms_eps, mla->latent_norm, latent, latent));
+done:
+    return status;
+}
+
 /* Queries and the joint row: content that W_UK has been moved into, then position. */
 static kvl_status project_absorbed(const struct kvl_mla *mla, const struct kvl_mla_run *run, uint32_t n, struct kvl_rows query, struct kvl_rows x,
                                    struct kvl_rows stage)
@@ -295,8 +310,7 @@ static kvl_status project_absorbed(const struct kvl_mla *mla, const struct kvl_m
         KVL_TRY(product(run, &mla->head[h][UP], n, content, row));
         KVL_TRY(product(run, &mla->head[h][POSITION], n, query, at(row, dims->mla.kv_rank)));
     }
-    KVL_TRY(product(run, &mla->latent_down, n, x, key));
-    KVL_TRY(kvl_rms_norm_run(run->kernels, n, dims->mla.kv_rank, dims->rms_eps, mla->latent_norm, key, key));
+    KVL_TRY(make_latents(mla, run, n, x, key));
 done:
     return status;
 }
@@ -309,8 +323,7 @@ static kvl_status project_expanded(const struct kvl_mla *mla, const struct kvl_m
     const struct kvl_dims *dims = run->dims;
     const uint64_t d = dims->head_dim, heads = dims->n_head;
     const struct kvl_rows latent = scratch_rows(run, KVL_MLA_LATENT);
-    KVL_TRY(product(run, &mla->latent_down, n, x, latent));
-    KVL_TRY(kvl_rms_norm_run(run->kernels, n, dims->mla.kv_rank, dims->rms_eps, mla->latent_norm, latent, latent));
+    KVL_TRY(make_latents(mla, run, n, x, latent));
     for (uint64_t h = 0; h < heads; h++) {
         KVL_TRY(product(run, &mla->head[h][POSITION], n, query, at(stage, h * d)));
         KVL_TRY(product(run, &mla->head[h][CONTENT], n, query, at(stage, h * d + dims->rope_dim)));

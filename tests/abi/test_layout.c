@@ -180,6 +180,7 @@ static const struct frozen layout[] = {
     AT(kvl_projection_dims, struct_size, 0), /* all of projections: ABI 1.2 */
     AT(kvl_projection_dims, role, 4),
     AT(kvl_projection_dims, head_dim, 8),
+    AT(kvl_projection_dims, rank, 12),
     SIZE(kvl_projection_dims, 16),
     AT(kvl_projection_shape, struct_size, 0),
     AT(kvl_projection_shape, heads, 4),
@@ -190,6 +191,11 @@ static const struct frozen layout[] = {
     AT(kvl_projection, shape, 104),
     AT(kvl_projection, matrices, 112),
     AT(kvl_projection, calibrate, 120),
+    AT(kvl_projection, ranks, 128),
+    AT(kvl_projection_tables, n_layer, 4),
+    AT(kvl_projection_tables, n_stream, 8),
+    AT(kvl_projection_tables, table_floats, 12),
+    AT(kvl_projection_tables, values, 16),
 };
 
 static void layout_is_frozen(void **state)

@@ -1,4 +1,5 @@
-/* The projection `latent` without a device: its table against what made the rows, the error that only falls with the rank, and both matrices. */
+/* The projection `latent` without a device: its table against what made the rows and against Palu's whitened SVD (data/golden/README.md), the error
+ * that only falls with the rank, both matrices, and the ranks that layers get. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +7,7 @@
 #include "mem.h"
 #include "registry.h"
 #include "rng.h"
+#include "../../data/golden/latent_answers.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,14 +29,16 @@ static const struct kvl_projection *latent(void) { return (const struct kvl_proj
 
 static const struct kvl_projection_dims dims = {sizeof dims, KVL_ROLE_K, D, 0};
 
-static struct kvl_instance open_latent(uint32_t rank)
+static struct kvl_instance open_options(const char *form, double number)
 {
     char options[64];
     struct kvl_instance instance;
-    snprintf(options, sizeof options, "rank=%u,heads=%d", rank, HEADS);
+    snprintf(options, sizeof options, form, number);
     assert_int_equal(kvl_instance_new(&latent()->head, options, &instance), KVL_OK);
     return instance;
 }
+
+static struct kvl_instance open_latent(uint32_t rank) { return open_options("rank=%g,heads=2", rank); }
 
 /* Rows in a space of PLANTED directions, of falling size, and a little of everything. */
 static void calibrate(double noise)
@@ -59,7 +63,8 @@ static double error_at(uint32_t rank)
     static float down[W * W], up[W * W];
     double sum = 0.0;
     struct kvl_instance instance = open_latent(rank);
-    assert_int_equal(latent()->matrices(instance.priv, &dims, table, down, up), 0);
+    const struct kvl_projection_dims of_layer = {sizeof of_layer, KVL_ROLE_K, D, rank};
+    assert_int_equal(latent()->matrices(instance.priv, &of_layer, table, down, up), 0);
     for (uint32_t t = 0; t < ROWS; t++) {
         double z[W] = {0};
         for (uint32_t i = 0; i < W; i++)
@@ -110,9 +115,54 @@ static void directions_are_orthonormal(void **state)
         }
 }
 
+/* What the SVD of the key matrix gives when the hidden rows have whitened it, the rows' own directions give. */
+static void equals_palu(void **state)
+{
+    static float down[PALU_WIDTH * PALU_RANK], up[PALU_WIDTH * PALU_RANK];
+    const struct kvl_projection_dims row = {sizeof row, KVL_ROLE_K, PALU_WIDTH / 2, PALU_RANK};
+    struct kvl_instance instance = open_latent(PALU_RANK);
+    const struct kvl_calibration out = {sizeof out, 0, NULL, put};
+    double worst = 0.0;
+    n_table = 0;
+    assert_int_equal(latent()->calibrate(instance.priv, &row, PALU_ROWS, palu_key, &out), 0);
+    assert_int_equal(latent()->matrices(instance.priv, &row, table, down, up), 0);
+    for (uint32_t i = 0; i < PALU_WIDTH; i++) assert_true(fabs(table[i] - palu_energy[i]) <= 1e-5 * palu_energy[i]);
+    for (uint32_t t = 0; t < PALU_ROWS; t++)
+        for (uint32_t i = 0; i < PALU_WIDTH; i++) {
+            double y = 0.0;
+            for (uint32_t r = 0; r < PALU_RANK; r++)
+                for (uint32_t j = 0; j < PALU_WIDTH; j++) y += (double)palu_key[t * PALU_WIDTH + j] * down[j * PALU_RANK + r] * up[i * PALU_RANK + r];
+            worst = fmax(worst, fabs(y - palu_again[t * PALU_WIDTH + i]));
+        }
+    print_message("    keys made again differ by %.1e of %.1f\n", worst, sqrt(palu_energy[0]));
+    assert_true(worst < 1e-5 * sqrt(palu_energy[0]));
+    kvl_instance_free(&instance);
+}
+
+/* A table for each stream, of which only the energies matter here. */
+static void layers_get_their_ranks(void **state)
+{
+    enum { TABLE = RANKED_W + RANKED_W * RANKED_W, ROW_HEADS = 2 };
+    static float tables[RANKED_LAYERS * RANKED_STREAMS * TABLE];
+    for (size_t s = 0; s < RANKED_LAYERS * RANKED_STREAMS; s++) memcpy(tables + s * TABLE, ranked_energy + s * RANKED_W, RANKED_W * sizeof *tables);
+    const struct kvl_projection_tables in = {sizeof in, RANKED_LAYERS, RANKED_STREAMS, TABLE, tables};
+    for (uint32_t i = 0; i < RANKED_SHARES + RANKED_MEANS; i++) {
+        const bool by_share = i < RANKED_SHARES;
+        const uint32_t m = by_share ? i : i - RANKED_SHARES, *wanted = (by_share ? ranked_by_share : ranked_by_mean) + m * RANKED_LAYERS;
+        struct kvl_instance instance =
+            by_share ? open_options("energy=%.9g,heads=2", ranked_share[m]) : open_options("rank=%g,ranks=spread,heads=2", ranked_mean[m]);
+        for (uint32_t l = 0; l < RANKED_LAYERS; l++) {
+            uint32_t rank = 0;
+            assert_int_equal(kvl_projection_rank(&instance, KVL_ROLE_V, RANKED_W / ROW_HEADS, &in, l, &rank), KVL_OK);
+            assert_int_equal(rank, wanted[l]);
+        }
+        kvl_instance_free(&instance);
+    }
+}
+
 static void ranks_out_of_range_are_refused(void **state)
 {
-    static const char *const wrong[] = {"rank=56,heads=2", "rank=12", "rank=8,heads=1000"};
+    static const char *const wrong[] = {"rank=56,heads=2", "rank=12", "rank=8,heads=1000", "rank=8,spread", "rank=32,spread"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct kvl_instance instance;
         struct kvl_projection_shape shape;
@@ -129,6 +179,8 @@ int main(void)
         cmocka_unit_test(error_falls_with_rank),
         cmocka_unit_test(planted_directions_are_found),
         cmocka_unit_test(directions_are_orthonormal),
+        cmocka_unit_test(equals_palu),
+        cmocka_unit_test(layers_get_their_ranks),
         cmocka_unit_test(ranks_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

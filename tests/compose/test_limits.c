@@ -72,6 +72,7 @@ static const struct {
     {{30, 9, 3, 64}, "latent(rank=32,of=int4) table=random", 4096},
     {{2, 4, 2, 32}, "latent(rank=48,heads=2) rope=pre rot=random sink=4 tail=20 table=random", 300},
     {{27, 16, 1, 576, .joint_value_dim = 512}, "int8 rot=hadamard", 4096}, /* DeepSeek-V2-Lite's rows */
+    {{30, 9, 3, 64}, "k=latent(energy=0.99,of=int8) v=latent(rank=48,spread) table=random", 4096},
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 enum { N_MIXES = COUNT(codecs) * COUNT(rests), N_ROWS = N_MIXES + COUNT(settings) };

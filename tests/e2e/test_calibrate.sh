@@ -59,6 +59,15 @@ for rank in 32 24 16 8; do
 done >by_rank
 sort -cg by_rank || fail "divergence at ranks 32, 24, 16 and 8: $(cat by_rank)"
 awk 'NR == 1 && $1 >= 1e-4 {exit 1}' by_rank || fail "all directions change the logits: $(cat by_rank)"
+eval_kld --chunks 2 --no-run-file --kv "latent(rank=32) rope=pre table=l.h5" 2>/dev/null | awk '/^kld/ {exit $2 < 1e-4 ? 0 : 1}' || fail "all directions in f16 against f16"
+# Ranks by layer: a mean rank costs at most what the same rank everywhere does, and a larger share of energy more.
+bytes_of() { "$program" plan -m "$model" -c 64 --kv "$1 rope=pre table=l.h5" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["bytes_per_token"])'; }
+equal=$(bytes_of "latent(rank=24)") spread=$(bytes_of "latent(rank=24,spread)") whole=$(bytes_of "latent(energy=1)")
+(( spread <= equal && spread > equal * 2 / 3 )) || fail "ranks that are 24 on average: $spread bytes, rank 24 $equal"
+(( $(bytes_of "latent(energy=0.5)") < $(bytes_of "latent(energy=0.9)") && whole == $(bytes_of "latent(rank=32)") )) || fail "bytes of shares of energy"
+eval_kld --chunks 2 --no-run-file --kv "latent(energy=0.9,of=f32) rope=pre table=l.h5" >by_energy 2>/dev/null || fail "ranks by energy: $(cat by_energy)"
+refused 2 "use one of them" plan -m "$model" -c 64 --kv "latent(energy=0.9,spread)"
+refused 2 "16 channels" plan -m "$model" -c 64 --kv "latent(rank=8,spread) rope=pre table=l.h5"
 refused 2 "form rope=pre" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent table=l.h5"
 refused 2 "streams with" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent(rank=8,heads=2) rope=pre table=l.h5"
 refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(heads=3)" -o u.h5

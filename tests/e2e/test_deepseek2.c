@@ -1,4 +1,4 @@
-/* Latent attention (deepseek2) with the tiny model of the repository, on every device: against Hugging Face transformers' logits
+/* Latent attention (deepseek2) with the tiny models of the repository, on every device: against Hugging Face transformers' logits
  * (data/golden/README.md), absorbed against expanded, what it stores and what it never makes. */
 #include "kernel/test_harness.h"
 #include "session_rig.h"
@@ -8,6 +8,17 @@
 #define MODEL KVL_ROOT "/data/models/arch_deepseek2.gguf"
 enum { ALL_LOGITS = DEEPSEEK2_TOKENS * DEEPSEEK2_VOCAB };
 
+static const struct model {
+    const char *path;
+    const float (*logits)[DEEPSEEK2_VOCAB]; /* [DEEPSEEK2_ROWS] */
+    uint32_t n_layer, rank, position;
+} models[] = {
+    {MODEL, deepseek2_logits, DEEPSEEK2_LAYERS, DEEPSEEK2_RANK, DEEPSEEK2_POSITION},
+    /* queries that are projected at once; heads and latents of half a block of columns */
+    {KVL_ROOT "/data/models/arch_deepseek2_direct.gguf", deepseek2_direct_logits, DEEPSEEK2_DIRECT_LAYERS, DEEPSEEK2_DIRECT_RANK, DEEPSEEK2_DIRECT_POSITION},
+};
+enum { N_MODELS = sizeof models / sizeof *models };
+
 static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protocol, uint32_t ubatch, float *logits)
 {
     const struct kvl_session_config config = {
@@ -16,34 +27,36 @@ static void run_tokens(struct rig *r, const char *spec, enum kvl_protocol protoc
     rig_forward(r, deepseek2_token, DEEPSEEK2_TOKENS, logits);
 }
 
-static double answers_difference(const float *logits)
+static double answers_difference(const struct model *model, const float *logits)
 {
     double worst = 0.0;
     for (size_t i = 0; i < DEEPSEEK2_ROWS; i++)
-        worst = larger(worst, largest_difference(logits + deepseek2_row[i] * DEEPSEEK2_VOCAB, deepseek2_logits[i], DEEPSEEK2_VOCAB));
+        worst = larger(worst, largest_difference(logits + deepseek2_row[i] * DEEPSEEK2_VOCAB, model->logits[i], DEEPSEEK2_VOCAB));
     return worst;
 }
 
 static void equals_transformers(void **state)
 {
     static float logits[ALL_LOGITS];
-    struct rig r = rig_load(MODEL);
-    run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 64, logits);
-    const double whole = answers_difference(logits);
-    run_tokens(&r, "f32 rope=pre", KVL_P4_STREAMING, 1, logits);
-    const double streamed = answers_difference(logits);
-    print_message("    largest difference %.1e, token by token with rope=pre %.1e\n", whole, streamed);
-    assert_true(whole < 2e-4);
-    assert_true(streamed < 2e-4);
-    rig_free(&r);
+    for (const struct model *m = models; m < models + N_MODELS; m++) {
+        struct rig r = rig_load(m->path);
+        run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 64, logits);
+        const double whole = answers_difference(m, logits);
+        run_tokens(&r, "f32 rope=pre", KVL_P4_STREAMING, 1, logits);
+        const double streamed = answers_difference(m, logits);
+        print_message("    %s: largest difference %.1e, token by token with rope=pre %.1e\n", r.model->name, whole, streamed);
+        assert_true(whole < 2e-4);
+        assert_true(streamed < 2e-4);
+        rig_free(&r);
+    }
 }
 
-static void absorbed_equals_expanded(void **state)
+static void absorbed_equals_expanded(const struct model *model)
 {
     static float absorbed[ALL_LOGITS], expanded[ALL_LOGITS];
-    struct rig r = rig_load(MODEL), e = {0};
+    struct rig r = rig_load(model->path), e = {0};
     run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 33, absorbed);
-    assert_ok(kvl_model_open(MODEL, &e.model));
+    assert_ok(kvl_model_open(model->path, &e.model));
     assert_ok(kvl_model_expand(e.model));
     assert_ok(kvl_weights_load(e.model, kvl_test_device, &e.weights));
     run_tokens(&e, "f32", KVL_P2_WRITE_THEN_READ, 33, expanded);
@@ -51,13 +64,18 @@ static void absorbed_equals_expanded(void **state)
     struct kvl_cache_bytes latents, full;
     assert_ok(kvl_session_bytes(r.session, &latents));
     assert_ok(kvl_session_bytes(e.session, &full));
-    print_message("    largest difference %.1e; %llu and %llu bytes a token\n", difference, (unsigned long long)latents.bytes_per_token,
+    print_message("    %s: largest difference %.1e; %llu and %llu bytes a token\n", r.model->name, difference, (unsigned long long)latents.bytes_per_token,
                   (unsigned long long)full.bytes_per_token);
     assert_true(difference < 2e-4);
-    assert_true(answers_difference(expanded) < 2e-4);
+    assert_true(answers_difference(model, expanded) < 2e-4);
     assert_true(full.bytes_per_token > 4 * latents.bytes_per_token);
     rig_free(&e);
     rig_free(&r);
+}
+
+static void both_forms_agree(void **state)
+{
+    for (size_t i = 0; i < N_MODELS; i++) absorbed_equals_expanded(&models[i]);
 }
 
 /* The largest buffer that holds no weights and is none of the caches' pages. */
@@ -74,27 +92,27 @@ static void stores_latents_alone(void **state)
 {
     static const struct {
         const char *spec;
-        double element; /* bytes, scales included */
-    } rows[] = {{"f32", 4}, {"f16", 2}, {"int8", 1 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)},
-                {"int4 rot=hadamard", 0.5 + 4.0 / (DEEPSEEK2_RANK + DEEPSEEK2_POSITION)}};
-    struct rig r = rig_load(MODEL);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double element, scale; /* bytes of an element and of a row beside them */
+    } rows[] = {{"f32", 4, 0}, {"f16", 2, 0}, {"int8", 1, 4}, {"int4 rot=hadamard", 0.5, 4}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows * N_MODELS; i++) {
+        const struct model *m = &models[i % N_MODELS];
+        struct rig r = rig_load(m->path);
         float logits[DEEPSEEK2_VOCAB];
         const struct kvl_session_config config = {.n_ctx = 512, .ubatch = 1, .protocol = KVL_P4_STREAMING};
         struct kvl_cache_bytes bytes;
         uint64_t largest = 0;
-        rig_session(&r, rows[i].spec, config);
+        rig_session(&r, rows[i / N_MODELS].spec, config);
         assert_ok(kvl_session_fill(r.session, 511, 1));
         rig_forward(&r, deepseek2_token, 1, logits);
         assert_ok(kvl_session_bytes(r.session, &bytes));
-        const uint64_t a_token = (uint64_t)(DEEPSEEK2_LAYERS * (DEEPSEEK2_RANK + DEEPSEEK2_POSITION) * rows[i].element);
+        const uint64_t a_token = m->n_layer * (uint64_t)((m->rank + m->position) * rows[i / N_MODELS].element + rows[i / N_MODELS].scale);
         assert_int_equal(bytes.bytes_per_token, a_token);
         assert_int_equal(bytes.payload + bytes.scale, 512 * a_token);
         kvl_ledger_walk(kvl_test_device, look_at, &largest);
         const uint64_t expanded = 512ull * r.model->dims.n_head * r.model->dims.mla.value_dim * sizeof(float); /* the values of one layer */
         assert_true(largest < expanded && bytes.resident < 512 * a_token + expanded);
+        rig_free(&r);
     }
-    rig_free(&r);
 }
 
 static void a_prompt_is_compressed(void **state)
@@ -133,7 +151,7 @@ static void refuses_what_has_no_meaning(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(equals_transformers),    cmocka_unit_test(absorbed_equals_expanded),    cmocka_unit_test(stores_latents_alone),
+    cmocka_unit_test(equals_transformers),    cmocka_unit_test(both_forms_agree), cmocka_unit_test(stores_latents_alone),
     cmocka_unit_test(a_prompt_is_compressed), cmocka_unit_test(refuses_what_has_no_meaning),
 };
 

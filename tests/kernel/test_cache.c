@@ -218,6 +218,7 @@ static const struct row {
     {"latent(rank=64,of=f32) rope=pre table=random", &dims_smol, 130, 1, KVL_P4_STREAMING, true, 64},
     {"k=latent(rank=64,heads=3) v=latent(rank=96,heads=3) sink=4 tail=20 table=random", &dims_smol, 150, 32, KVL_P1_FAKE_QUANT, false, 64},
     {"latent(rank=48,heads=3,of=int8,read=rebuilt) rope=pre rot=hadamard sink=3 tail=8 table=random", &dims_smol, 130, 33, KVL_P2_WRITE_THEN_READ, false, 48},
+    {"k=latent(energy=0.99,of=int8) v=latent(rank=48,spread) table=random", &dims_smol, 130, 64, KVL_P2_WRITE_THEN_READ, false, 64},
     {"k=latent(rank=32,of=int4) v=int8 rot=hadamard korder=hf table=random", &dims_smol, 130, 64, KVL_P1_FAKE_QUANT, true, 64},
     {"k=int4 v=latent(rank=16,of=kivi(bits=4,group=16,residual=32)) window=70 table=random", &dims_smol, 150, 13, KVL_P2_WRITE_THEN_READ, true, 64},
     {"latent(rank=8,of=int8) rot=random(seed=2) table=random", &dims_odd, 90, 1, KVL_P4_STREAMING, true, 24},

@@ -18,7 +18,7 @@ static bool type_is_tried(const struct kvl_quant_type *type) { return type_is_th
 static void run(const struct kvl_linear *linear, uint32_t T, const float *x, const float *before, bool exact, float *y)
 {
     struct kvl_rows in, out;
-    rows_new(T, linear->cols, x, 0.0f, &in);
+    rows_new(T, linear->cols, x, CANARY, &in); /* behind a row, too, where zeros meet it */
     rows_new(T, linear->rows, before, CANARY, &out);
     assert_ok(kvl_linear_run(kernels, linear, T, in, out, before != NULL, exact));
     rows_read(&out, T, linear->rows, CANARY, y);

@@ -7,12 +7,19 @@
 extern const char kvl_text_compress_projection_latent_card_md[];
 
 struct latent {
-    int32_t rank, heads, read;
+    int32_t rank, spread, heads, read;
+    double energy;
     const struct kvl_host *host;
 };
 
+enum { RANK_STEP = 16 /* of ranks that layers get by their tables: kernels read so many channels at once */ };
+
 static const struct kvl_option options[] = {
     {"rank", "channels of a record, a multiple of 8 up to heads x head_dim", KVL_OPTION_INT, offsetof(struct latent, rank), 32, 8, 65536, NULL},
+    {"ranks", "each layer has `rank`, or they have it on average and lose the least share of energy", KVL_OPTION_CHOICE, offsetof(struct latent, spread), 0, 0,
+     0, "equal|spread"},
+    {"energy", "in place of rank: share of a layer's energy that its records hold; 0: not given", KVL_OPTION_FLOAT, offsetof(struct latent, energy), 0, 0, 1,
+     NULL},
     {"heads", "kv heads of a layer that share a record", KVL_OPTION_INT, offsetof(struct latent, heads), 1, 1, 1024, NULL},
     {"read", "queries and outputs multiplied with the directions, or each key and value made when it is read", KVL_OPTION_CHOICE,
      offsetof(struct latent, read), 0, 0, 0, "absorbed|rebuilt"},
@@ -21,9 +28,14 @@ static const struct kvl_option options[] = {
 
 static int latent_init(void *priv, const struct kvl_host *host)
 {
-    ((struct latent *)priv)->host = host;
-    return 0;
+    struct latent *latent = priv;
+    latent->host = host;
+    if (latent->energy == 0.0 || !latent->spread) return 0;
+    host->error("latent: energy= says each layer's rank, ranks=spread shares out the rank that is given: use one of them");
+    return 1;
 }
+
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* W: channels of a row. */
 static uint32_t row_of(const struct latent *latent, const struct kvl_projection_dims *dims) { return (uint32_t)latent->heads * dims->head_dim; }
@@ -37,7 +49,11 @@ static int latent_shape(const void *priv, const struct kvl_projection_dims *dims
         return 1;
     }
     out->heads = (uint32_t)latent->heads;
-    out->rank = (uint32_t)latent->rank;
+    if (latent->spread && ((uint32_t)latent->rank > w || (uint32_t)latent->rank < min_u32(RANK_STEP, (uint32_t)w))) {
+        latent->host->error("ranks=spread gives each layer 16 channels up to heads x head_dim: rank is their mean");
+        return 1;
+    }
+    out->rank = latent->spread || latent->energy > 0.0 ? 0 : (uint32_t)latent->rank;
     out->rebuilt = latent->read == 1;
     out->table_floats = (uint32_t)(w + w * w);
     return 0;
@@ -47,10 +63,81 @@ static int latent_shape(const void *priv, const struct kvl_projection_dims *dims
 static int latent_matrices(const void *priv, const struct kvl_projection_dims *dims, const float *table, float *down, float *up)
 {
     const struct latent *latent = priv;
-    const uint32_t w = row_of(latent, dims), rank = (uint32_t)latent->rank;
+    const uint32_t w = row_of(latent, dims), rank = dims->rank;
     const float *direction = table + w;
     for (uint32_t i = 0; i < w; i++)
         for (uint32_t r = 0; r < rank; r++) down[(size_t)i * rank + r] = up[(size_t)i * rank + r] = direction[(size_t)r * w + i];
+    return 0;
+}
+
+/* ---- ranks by the tables ---- */
+
+/* Energy of directions [first, end) of all streams of layer l. */
+static double energy_of(const struct kvl_projection_tables *in, uint32_t l, uint32_t first, uint32_t end)
+{
+    double sum = 0.0;
+    for (uint32_t s = 0; s < in->n_stream; s++) {
+        const float *energy = in->values + ((size_t)l * in->n_stream + s) * in->table_floats;
+        for (uint32_t r = first; r < end; r++) sum += energy[r];
+    }
+    return sum;
+}
+
+/* The least rank whose directions hold the share. */
+static uint32_t rank_of_energy(const struct kvl_projection_tables *in, uint32_t l, uint32_t w, double share)
+{
+    const double all = energy_of(in, l, 0, w);
+    uint32_t rank = min_u32(RANK_STEP, w);
+    while (rank < w && energy_of(in, l, 0, rank) < share * all) rank = min_u32(rank + RANK_STEP, w);
+    return rank;
+}
+
+/* A layer whose rank grows. */
+struct growing {
+    double all, gain; /* its energy, and the share of it that the next step holds */
+    uint32_t step;    /* directions; 0: it has all */
+};
+
+static void look_ahead(const struct kvl_projection_tables *in, uint32_t l, uint32_t w, uint32_t rank, struct growing *layer)
+{
+    layer->step = min_u32(RANK_STEP, w - rank);
+    layer->gain = layer->all > 0.0 ? energy_of(in, l, rank, rank + layer->step) / layer->all : 0.0;
+}
+
+/* The layer that gains most by a step of at most `budget` directions; n if there is none. */
+static uint32_t neediest(const struct growing *layer, uint32_t n, uint64_t budget)
+{
+    uint32_t best = n;
+    for (uint32_t l = 0; l < n; l++)
+        if (layer[l].step != 0 && layer[l].step <= budget && (best == n || layer[l].gain > layer[best].gain)) best = l;
+    return best;
+}
+
+/* Directions go step by step to the layer that gains most by them; as energies fall, no other choice of as many loses less. */
+static int spread_ranks(const struct kvl_projection_tables *in, uint32_t w, uint64_t budget, uint32_t *rank)
+{
+    struct growing *layer = malloc(in->n_layer * sizeof *layer);
+    if (layer == NULL) return 1;
+    for (uint32_t l = 0; l < in->n_layer; l++) {
+        budget -= rank[l] = min_u32(RANK_STEP, w);
+        layer[l].all = energy_of(in, l, 0, w);
+        look_ahead(in, l, w, rank[l], &layer[l]);
+    }
+    for (uint32_t l; (l = neediest(layer, in->n_layer, budget)) < in->n_layer;) {
+        budget -= layer[l].step;
+        rank[l] += layer[l].step;
+        look_ahead(in, l, w, rank[l], &layer[l]);
+    }
+    free(layer);
+    return 0;
+}
+
+static int latent_ranks(const void *priv, const struct kvl_projection_dims *dims, const struct kvl_projection_tables *in, uint32_t *rank)
+{
+    const struct latent *latent = priv;
+    const uint32_t w = row_of(latent, dims);
+    if (latent->spread) return spread_ranks(in, w, (uint64_t)in->n_layer * (uint32_t)latent->rank, rank);
+    for (uint32_t l = 0; l < in->n_layer; l++) rank[l] = rank_of_energy(in, l, w, latent->energy);
     return 0;
 }
 
@@ -175,4 +262,5 @@ const struct kvl_projection kvl_projection_latent = {
     .shape = latent_shape,
     .matrices = latent_matrices,
     .calibrate = latent_calibrate,
+    .ranks = latent_ranks,
 };
