@@ -105,8 +105,10 @@ class Experiment:
 
 
 def claim_row(claim):
-    cells = [claim[name] for name in ("paper", "claim", "measured", "interval", "verdict")]
-    return " & ".join(map(escaped, [*cells, claim["experiment"].split("_")[0]])) + " \\\\\n"
+    cells = [escaped(claim[name]) for name in ("paper", "claim", "measured", "interval", "verdict", "experiment")]
+    cells[3] = cells[3].replace(", ", ",~") # intervals stay whole
+    cells[5] = cells[5].split(r"\_")[0]
+    return " & ".join(cells) + " \\\\\n"
 
 
 def main():

@@ -28,7 +28,7 @@ def run_missing(args):
         for mode, option in MODES.items():
             path = run_file(args, mode, repetition)
             if not path.exists():
-                command = [*args.under.split(), args.kvlab, "generate", "-m", args.model, "-p", "The", "-n", str(args.tokens), "--ignore-eos", "--quiet", "-o", str(path), *option]
+                command = [*args.under.split(), args.kvlab, "generate", "--exact", "-m", args.model, "-p", "The", "-n", str(args.tokens), "--ignore-eos", "--quiet", "-o", str(path), *option]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
                 print(path, file=sys.stderr)
 
@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--kvlab", default=str(ROOT / "build" / "kvlab"))
     parser.add_argument("--model", default=str(ROOT / "data" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--tokens", type=int, default=192)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -f 1")
     args = parser.parse_args()
