@@ -75,12 +75,22 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 #define KVL_D KVL_HD /* for a score's body: evict.cl */
 #endif
 
-#define KVL_QKV_Q(h) ((ulong)(h) * KVL_DQ)                             /* stage row: H * G query heads, H keys, H values */
-#define KVL_QKV_K(h) ((ulong)KVL_H * KVL_G * KVL_DQ + (ulong)(h) * KVL_DK)
+/* A token's row of the stage: H * G query heads, H keys, H values. Sequences in step have such a row each, one after the other, of their share of the
+ * heads. */
+#define KVL_H_EACH (KVL_H / KVL_SEQUENCES)
+#if KVL_SEQUENCES == 1
+#define KVL_SEQUENCE_AT(h) 0UL
+#define KVL_OF_SEQUENCE(head, heads) (head)
+#else
+#define KVL_SEQUENCE_AT(h) ((ulong)((h) / KVL_H_EACH) * KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK + KVL_DV))
+#define KVL_OF_SEQUENCE(head, heads) ((head) % (heads))
+#endif
+#define KVL_QKV_Q(head) (KVL_SEQUENCE_AT((head) / KVL_G) + KVL_OF_SEQUENCE(head, KVL_H_EACH * KVL_G) * KVL_DQ)
+#define KVL_QKV_K(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * KVL_G * KVL_DQ + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DK)
 #if KVL_JOINT
 #define KVL_QKV_V(h) KVL_QKV_K(h)
 #else
-#define KVL_QKV_V(h) ((ulong)KVL_H * (KVL_G * KVL_DQ + KVL_DK) + (ulong)(h) * KVL_DV)
+#define KVL_QKV_V(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK) + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DV)
 #endif
 
 /* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */

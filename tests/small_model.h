@@ -16,6 +16,8 @@ struct small_change {
     float fill;          /* of the added tensor */
     uint32_t key_length; /* of the heads, 0 = no such key */
     uint32_t vocab;      /* rows of the embedding, 0 = SMALL_VOCAB */
+    const int32_t *kv_source; /* kvlab.attention.kv_source, NULL = no such key; layers that read another have no attn_k and attn_v */
+    uint32_t n_kv_source;     /* its elements, 0 = SMALL_LAYERS */
 };
 
 enum {
@@ -95,6 +97,15 @@ static inline void small_add_keys(struct gguf_writer *w, const struct small_chan
     if (change->u32_key != NULL) gw_key_u32(w, change->u32_key, change->u32);
     if (change->f32_key != NULL) gw_key_f32(w, change->f32_key, change->f32);
     if (change->str_key != NULL) gw_key_str(w, change->str_key, change->str);
+    if (change->kv_source == NULL) return;
+    const uint32_t n = change->n_kv_source > 0 ? change->n_kv_source : SMALL_LAYERS;
+    gw_key_array(w, "kvlab.attention.kv_source", GW_I32, n);
+    gw_bytes(&w->keys, change->kv_source, n * sizeof *change->kv_source);
+}
+
+static inline bool small_reads_another(const struct small_change *change, int layer)
+{
+    return change->kv_source != NULL && change->kv_source[layer] != layer;
 }
 
 static inline void small_add_tensors(struct gguf_writer *w, const struct small_change *change)
@@ -122,6 +133,7 @@ static inline void small_add_tensors(struct gguf_writer *w, const struct small_c
         for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++) {
             char name[64];
             snprintf(name, sizeof name, "blk.%d.%s.weight", layer, of_layer[i].name);
+            if (small_reads_another(change, layer) && (strcmp(of_layer[i].name, "attn_k") == 0 || strcmp(of_layer[i].name, "attn_v") == 0)) continue;
             if (small_keeps(change, name)) small_add_tensor(w, name, of_layer[i].row, of_layer[i].n_rows, 1);
         }
     if (change->tensor != NULL) small_add_tensor(w, change->tensor, change->dim[0], change->dim[1], change->fill);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes GGUFs of what train.py trained: data/models/family-NAME.gguf, matrices in binary16, one token a byte. See why.md.
+"""Writes GGUFs of what train.py trained, data/models/family-NAME.gguf, matrices in binary16, one token a byte; and data/golden/family_answers.h: what the
+training code makes of the first bytes of the test text with these weights. See why.md.
 
-usage: export.py [--work DIR] [--seed S] [-o FOLDER] [NAME ...]     (needs gguf and numpy)
+usage: export.py [--work DIR] [--seed S] [-o ROOT]     (needs torch, gguf and numpy; exports every variant that has weights)
 
 MHA, GQA and MQA are the architecture llama, MLA is deepseek2 without experts and without low-rank queries. Where a layer reads the keys and
 values of another (CLA), kvlab.attention.kv_source names, for each layer, the layer that writes them; what is not read has no tensor.
@@ -9,8 +10,11 @@ values of another (CLA), kvlab.attention.kv_source names, for each layer, the la
 import argparse
 import pathlib
 
+import textwrap
+
 import gguf
 import numpy as np
+import torch
 
 import train
 
@@ -79,18 +83,42 @@ def export(name, weights, path):
     w.close()
 
 
+def answer(name, weights, piece):
+    """Mean nats of a byte of the piece with the weights as they are stored, in binary32."""
+    stored = {key: torch.tensor(value.astype(np.float16 if value.ndim == 2 else np.float32).astype(np.float32)) for key, value in weights.items()}
+    flat = torch.cat([stored[key].flatten() for key in train.shapes_of(train.VARIANTS[name])])
+    return float(train.by_window(train.nll_of(train.VARIANTS[name]), flat, piece[None]).mean())
+
+
+def write_answers(path, piece, answers):
+    lines = "".join(f'    {{"{name}", {train.N_LAYER * train.elements_per_token_and_layer(train.VARIANTS[name]):.0f}, {nats:.9g}}},\n'
+                    for name, nats in answers.items())
+    path.write_text(
+        "/* What the training code makes of a piece of the King James Bible, the beginning of the test text. Written by experiments/e30_family/export.py. */\n"
+        f"enum {{ FAMILY_TOKENS = {len(piece)} }};\nstatic const int32_t family_token[FAMILY_TOKENS] = {{\n"
+        + textwrap.fill(", ".join(map(str, piece)), 130)
+        + "};\n/* data/models/family-NAME.gguf: elements of a token's keys and values in all layers, mean nats of the tokens behind the first. */\n"
+        f"static const struct {{\n    const char *name;\n    uint32_t elements;\n    double nll;\n}} family_answer[] = {{\n{lines}}};\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", default=list(train.VARIANTS), help="of variants (default: all)")
     parser.add_argument("--work", type=pathlib.Path, default=train.ROOT / "build" / "family", help="where train.py left the weights")
     parser.add_argument("--seed", type=int, default=1, help="which of the trained ones (default: 1)")
-    parser.add_argument("-o", "--output", type=pathlib.Path, default=train.ROOT / "data" / "models", help="folder of the GGUFs")
+    parser.add_argument("-o", "--output", type=pathlib.Path, default=train.ROOT, help="the project's root, in whose data/ the files go")
     args = parser.parse_args()
-    for name in args.names:
-        with np.load(args.work / f"{name}-{args.seed}.npz") as file:
-            path = args.output / f"family-{name}.gguf"
-            export(name, dict(file), path)
-            print(f"{path}: {path.stat().st_size} bytes")
+    piece, answers = train.windows(train.texts()[2])[0], {}
+    for name in train.VARIANTS:
+        trained = args.work / f"{name}-{args.seed}.npz"
+        if not trained.exists():
+            continue
+        with np.load(trained) as file:
+            weights = dict(file)
+        path = args.output / "data" / "models" / f"family-{name}.gguf"
+        export(name, weights, path)
+        answers[name] = answer(name, weights, piece)
+        print(f"{path}: {path.stat().st_size} bytes, {answers[name]:.6f} nats a byte of the piece")
+    write_answers(args.output / "data" / "golden" / "family_answers.h", piece, answers)
 
 
 if __name__ == "__main__":

@@ -323,7 +323,9 @@ static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_laye
     return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
 }
 
-static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+/* Of the first `heads` of them. */
+static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t heads, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
+                         uint32_t rope_dim)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
@@ -333,12 +335,12 @@ static kvl_status finish(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = 2 * sizeof(float) * n * kvl_stage_row(&cache->plan.dims)};
-    return launch(cache, cache->kernels[l].rope, stage_heads(cache, layer), n, 1, 1, work, &call);
+    return launch(cache, cache->kernels[l].rope, heads, n, 1, 1, work, &call);
 }
 
 /* The same of a layer with a projection, whose query rows and records have a buffer of their own. kept: of a prompt's rows. */
-static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool kept, struct kvl_buffer *stage, struct kvl_buffer *rotary,
-                          uint32_t rope_dim)
+static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t heads, uint32_t n, bool kept, struct kvl_buffer *stage,
+                          struct kvl_buffer *rotary, uint32_t rope_dim)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint64_t stage_row = kvl_stage_row(&cache->plan.dims), record_row = kvl_records_row(&cache->plan, layer);
@@ -352,7 +354,7 @@ static kvl_status project(struct kvl_cache *cache, uint32_t l, uint32_t n, bool 
     push(&call, KVL_U32(kvl_keeps_exact(layer)));
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = sizeof(float) * n * (stage_row + record_row)};
-    return launch(cache, cache->kernels[l].project, stage_heads(cache, layer), n, 1, 1, work, &call);
+    return launch(cache, cache->kernels[l].project, heads, n, 1, 1, work, &call);
 }
 
 /* Pages that tokens [first, end) of a side touch. */
@@ -430,6 +432,16 @@ static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t 
     return launch(cache, cache->kernels[l].append, stage_heads(cache, layer), pages, 1, 1, work, &call);
 }
 
+/* Of a layer that reads what layer `owner` has appended: its own query rows; the records are where that step left them. */
+static kvl_status turn_queries(struct kvl_cache *cache, uint32_t owner, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
+                               struct kvl_buffer **rows)
+{
+    const uint32_t heads = cache->plan.dims.n_head;
+    const bool projects = kvl_layer_projects(&cache->plan.layer[owner]);
+    *rows = projects ? cache->records : stage;
+    return projects ? project(cache, owner, heads, n, false, stage, rotary, rope_dim) : finish(cache, owner, heads, n, stage, rotary, rope_dim);
+}
+
 /* Steps 2 to 4: no launch if attention can take them in, one if the ubatch, and nothing else, is sealed at once; two if some of it or something older
  * is. *rows: where attention finds query rows and records. */
 static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim,
@@ -437,6 +449,7 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
 {
     kvl_status status = KVL_OK;
     const bool projects = kvl_layer_projects(&cache->plan.layer[l]);
+    const uint32_t heads = stage_heads(cache, &cache->plan.layer[l]);
     uint32_t first[KVL_SIDES];
     bool whole = true;
     *rows = projects ? cache->records : stage;
@@ -451,7 +464,7 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (*left_to_attend) return KVL_OK;
     if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
-    KVL_TRY(projects ? project(cache, l, n, false, stage, rotary, rope_dim) : finish(cache, l, n, stage, rotary, rope_dim));
+    KVL_TRY(projects ? project(cache, l, heads, n, false, stage, rotary, rope_dim) : finish(cache, l, heads, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, first, *rows));
 done:
     return status;
@@ -720,24 +733,26 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
 {
     kvl_status status = KVL_OK;
     const uint32_t sealed[KVL_SIDES] = {cache->sealed[layer][KVL_SIDE_K], cache->sealed[layer][KVL_SIDE_V]};
+    const uint32_t owner = kvl_kv_source(&cache->plan.dims, layer);
     struct kvl_buffer *rows;
-    bool left_to_attend = out != NULL;
+    bool left_to_attend = out != NULL && owner == layer;
     assert(n == 1 || !cache->plan.evicts_decoding);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
     if (cache->plan.evicts && cache->n_prompt == 0)
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
-    KVL_TRY(check_groups(cache, layer));
-    KVL_TRY(need_store(cache, layer));
-    KVL_TRY(append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows)); /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
+    KVL_TRY(check_groups(cache, owner));
+    KVL_TRY(need_store(cache, owner));
+    KVL_TRY(owner == layer ? append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows) /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
+                           : turn_queries(cache, owner, n, stage, rotary, rope_dim, &rows));
     if (out != NULL) {
-        struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[layer]) && cache->kernels[layer].finish_output != NULL ? cache->sums : out;
-        KVL_TRY(attend(cache, layer, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
-        KVL_TRY(finish_output(cache, layer, n, rotary, rope_dim, sums, out));
+        struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[owner]) && cache->kernels[owner].finish_output != NULL ? cache->sums : out;
+        KVL_TRY(attend(cache, owner, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
+        KVL_TRY(finish_output(cache, owner, n, rotary, rope_dim, sums, out));
     }
-    KVL_TRY(keep_exact(cache, layer, n, rows)); /* 8 what stays exact leaves the stage */
-    KVL_TRY(score_new(cache, layer, n, stage)); /* 6, 7 of tokens that go while others are decoded */
+    if (!kvl_kv_read_on(&cache->plan.dims, layer)) KVL_TRY(keep_exact(cache, owner, n, rows)); /* 8 what stays exact leaves the stage: behind the last reader */
+    KVL_TRY(score_new(cache, owner, n, stage)); /* 6, 7 of tokens that go while others are decoded */
     if (layer + 1 == cache->plan.dims.n_layer) KVL_TRY(evict_all(cache));
 done:
     if (status != KVL_OK) memcpy(cache->sealed[layer], sealed, sizeof sealed);
@@ -756,7 +771,7 @@ static void count_lost(struct kvl_cache *cache, uint32_t l)
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
-        const struct kvl_cache_reads reads = layer_reads(cache, l, n);
+        const struct kvl_cache_reads reads = layer_reads(cache, kvl_kv_source(&cache->plan.dims, l), n);
         cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
     }
@@ -904,7 +919,7 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
-    if (kvl_layer_projects(layer)) return project(cache, l, n, true, stage, rotary, rope_dim);
+    if (kvl_layer_projects(layer)) return project(cache, l, stage_heads(cache, layer), n, true, stage, rotary, rope_dim);
     if (layer->side[KVL_SIDE_K].rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
@@ -1068,6 +1083,7 @@ uint32_t kvl_cache_places(const struct kvl_cache *cache, uint32_t l, uint32_t h)
 
 void kvl_cache_segments(const struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t h, struct kvl_segments *out)
 {
+    l = kvl_kv_source(&cache->plan.dims, l);
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t places = kvl_cache_places(cache, l, h), sink = min_u32(layer->sink, places);
     const uint32_t slid = layer->window != 0 && places > layer->window ? places - layer->window : 0;
@@ -1091,6 +1107,7 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
 {
     kvl_status status = KVL_OK;
     struct kvl_buffer *out = NULL;
+    l = kvl_kv_source(&cache->plan.dims, l);
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint64_t bytes = (uint64_t)layer->n_stream * count * layer->side[side].record.channels * sizeof(float);
     for (uint32_t h = 0; h < layer->n_stream; h++)

@@ -13,6 +13,13 @@ uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
     return dims->full_every != 0 && (l + 1) % dims->full_every == 0 ? 0 : dims->window;
 }
 
+uint32_t kvl_kv_source(const struct kvl_cache_dims *dims, uint32_t l) { return dims->kv_source != NULL ? dims->kv_source[l] : l; }
+
+bool kvl_kv_read_on(const struct kvl_cache_dims *dims, uint32_t l)
+{
+    return l + 1 < dims->n_layer && kvl_kv_source(dims, l + 1) != l + 1;
+}
+
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }
@@ -309,6 +316,7 @@ static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, stru
     kvl_status status = KVL_OK;
     const struct kvl_cache_config *config = &plan->config;
     uint32_t tokens = config->n_ctx, sliding = layer->window + kvl_cache_ubatch(config) - 1;
+    if (layer->n_stream == 0) return KVL_OK;
     if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens));
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
@@ -434,6 +442,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
     const uint64_t u = kvl_cache_ubatch(&plan->config);
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         const struct kvl_layer_plan *layer = &plan->layer[l];
+        if (layer->n_stream == 0) continue;
         const uint32_t group = kvl_stream_queries(plan, layer), sum_dim = kvl_sum_dim(plan, layer); /* splits x rows of a tile: cache.c, split_count */
         const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
         const uint64_t partial = rows * (sum_dim + 2) * sizeof(float), records = u * kvl_records_row(plan, layer) * sizeof(float),
@@ -497,6 +506,24 @@ static kvl_status bound_pages(struct kvl_cache_plan *plan)
     return KVL_OK;
 }
 
+/* A layer that reads another's keys and values is asked for nothing that the other is not. */
+static kvl_status check_shared(const struct kvl_cache_plan *plan)
+{
+    const struct kvl_cache_dims *dims = &plan->dims;
+    for (uint32_t l = 0; l < dims->n_layer; l++) {
+        const uint32_t source = kvl_kv_source(dims, l);
+        if (source == l) continue;
+        if (plan->evicts)
+            return kvl_fail(KVL_E_UNSUPPORTED, "layer %u reads the keys and values of layer %u, and a prompt that is compressed at its end (keep=, codecs that "
+                                               "learn, p3) passes through layers that have their own: use p1, p2 or p4 and nothing that evicts", l, source);
+        if (kvl_spec_layer(plan->config.spec, l) != kvl_spec_layer(plan->config.spec, source))
+            return kvl_fail(KVL_E_USAGE, "layer %u reads the keys and values of layer %u: give both in one @%u-%u, or neither", l, source, source, l);
+        if (kvl_own_window(dims, l) != kvl_own_window(dims, source))
+            return kvl_fail(KVL_E_UNSUPPORTED, "layer %u reads the keys and values of layer %u, and of the two one slides by itself", l, source);
+    }
+    return KVL_OK;
+}
+
 /* Of one layer, n_position. */
 static uint32_t positions_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
 {
@@ -530,10 +557,12 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and here the whole prompt attends before it is compressed: "
                                            "use keep=streaming with a budget, or another protocol");
     KVL_TRY(kvl_spec_check_layers(config->spec, dims->n_layer));
+    KVL_TRY(check_shared(out));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) {
+        if (kvl_kv_source(dims, l) != l) continue;
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
-        out->bytes_per_token += out->layer[l].token_bytes;
+        out->bytes_per_token += out->layer[l].token_bytes / (dims->n_sequence > 1 ? dims->n_sequence : 1);
         out->layer[l].rank = out->n_budgeted;
         if (out->layer[l].slides) continue;
         out->n_budgeted++;

@@ -22,9 +22,15 @@ struct kvl_cache_dims {
     uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
                                * the others */
     float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
+    uint32_t n_sequence;      /* 0 or 1: one. More: so many sequences of equal length are one with all their heads, those of the first sequence first;
+                               * n_head and n_kv_head count all, and a token has a stage row of each sequence, one after the other */
+    const uint32_t *kv_source; /* NULL, or [L]: the layer whose keys and values layer l reads: itself, or that of the layer below; borrowed */
 };
 /* Tokens that layer l's queries see by the model's own rule, 0 = all. */
 uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l);
+/* The layer whose streams layer l reads, and whether there is one behind it that reads them too. */
+uint32_t kvl_kv_source(const struct kvl_cache_dims *dims, uint32_t l);
+bool kvl_kv_read_on(const struct kvl_cache_dims *dims, uint32_t l);
 
 struct kvl_cache_config {
     const struct kvl_spec *spec; /* borrowed */
@@ -65,7 +71,8 @@ struct kvl_side_plan {
 
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
-    uint32_t n_stream;               /* H, or less where a projection takes heads together */
+    uint32_t n_stream;               /* H, or less where a projection takes heads together; 0 of a layer that reads another's, of which nothing else
+                                        is planned */
     uint32_t sink, window;           /* exact rows of a side: sink + ring */
     bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
     uint32_t rank;                   /* number among the layers that the spec's budget is for */
@@ -110,7 +117,7 @@ struct kvl_cache_plan {
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
-    uint64_t bytes_per_token;
+    uint64_t bytes_per_token;        /* of one sequence */
     uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
     uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
     uint32_t n_position;             /* positions by which RoPE tells a query's keys apart, at most: n_ctx unless pos=compact bounds them */

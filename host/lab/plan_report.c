@@ -9,6 +9,7 @@ static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int s = 0; s < kvl_sides(&plan->dims); s++) {
             const struct kvl_layer_plan *layer = &plan->layer[l];
+            if (layer->n_stream == 0) continue;
             const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
             const uint32_t sealed = kvl_sealed_after(plan, &layer->side[s], layer->sink, held);
             struct kvl_codec_bytes used;

@@ -64,7 +64,7 @@ static kvl_status append_side(struct trace *t, uint32_t l, enum kvl_side side, u
     kvl_status status = KVL_OK;
     const struct kvl_cache *cache = kvl_session_cache(t->session);
     const struct kvl_cache_plan *plan = kvl_cache_plan(cache);
-    const uint32_t n = kvl_cache_position(cache), stream = h / (plan->dims.n_kv_head / plan->layer[l].n_stream);
+    const uint32_t n = kvl_cache_position(cache), stream = h / (plan->dims.n_kv_head / plan->layer[kvl_kv_source(&plan->dims, l)].n_stream);
     struct kvl_segments has;
     kvl_cache_segments(cache, l, (int)side < kvl_sides(&plan->dims) ? side : KVL_SIDE_K, stream, &has);
     memset(t->seen, 'x', n);

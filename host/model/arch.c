@@ -295,7 +295,7 @@ static const struct kvl_arch_tensor deepseek2_tensors[] = {
 
 #define SET(tensors) {tensors, sizeof tensors / sizeof *tensors}
 const struct kvl_arch kvl_archs[] = {
-    {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
+    {"llama", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true, .shares = true},
     {"mistral", {SET(decoder_tensors)}, read_decoder_dims, .gate = KVL_GATE_SILU, .slides = true},
     {"qwen2", {SET(decoder_tensors), SET(qkv_biases)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},
     {"qwen3", {SET(decoder_tensors), SET(head_norms)}, read_decoder_dims, .gate = KVL_GATE_SILU, .halves = true},

@@ -34,6 +34,7 @@ struct kvl_arch {
     bool scales_embedding; /* embeddings are multiplied by sqrt(n_embd) */
     bool slides;           /* may have attention.sliding_window; then all layers slide, but every full_every-th if that is not 0 */
     uint32_t full_every;
+    bool shares;           /* may have kvlab.attention.kv_source: layers that read the keys and values of another have no matrices for them */
     float slide_rope_base; /* of layers that slide; 0: that of all */
 };
 

@@ -233,7 +233,7 @@ uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
 struct kvl_cache_dims kvl_model_cache_dims(const struct kvl_dims *dims)
 {
     struct kvl_cache_dims cache = {.n_layer = dims->n_layer, .n_head = dims->n_head, .n_kv_head = dims->n_kv_head, .head_dim = dims->head_dim,
-                                   .window = dims->window, .full_every = dims->full_every};
+                                   .window = dims->window, .full_every = dims->full_every, .kv_source = dims->kv_source};
     if (dims->mla.kv_rank == 0) return cache;
     cache.joint_value_dim = dims->mla.expanded ? 0 : dims->mla.kv_rank;
     cache.scale = 1.0f / sqrtf((float)(dims->mla.content_dim + dims->rope_dim));

@@ -33,6 +33,34 @@ static kvl_status find_arch(struct kvl_model *model)
     return model->arch != NULL ? KVL_OK : unknown_arch(model->gguf, name);
 }
 
+/* ---- layers that read the keys and values of another (cross-layer attention, arXiv:2405.12981) ---- */
+
+static kvl_status read_kv_source(struct kvl_model *model)
+{
+    static const char key[] = "kvlab.attention.kv_source";
+    const struct kvl_gguf *gguf = model->gguf;
+    const uint32_t n_layer = model->dims.n_layer;
+    const void *values;
+    uint64_t n;
+    kvl_status status = KVL_OK;
+    if (!kvl_gguf_has(gguf, key)) return KVL_OK;
+    if (!model->arch->shares)
+        return kvl_fail(KVL_E_UNSUPPORTED, "%s: key \"%s\" is for architecture llama, this is %s", kvl_gguf_path(gguf), key, model->arch->name);
+    if (!kvl_gguf_get_i32_array(gguf, key, &values, &n) || n != n_layer)
+        return kvl_fail(KVL_E_FORMAT, "%s: key \"%s\": wanted an array of %" PRIu32 " integers, one a layer", kvl_gguf_path(gguf), key, n_layer);
+    KVL_TRY(kvl_alloc(&model->kv_source, n_layer, sizeof *model->kv_source));
+    memcpy(model->kv_source, values, n_layer * sizeof *model->kv_source);
+    for (uint32_t l = 0; l < n_layer; l++)
+        if (model->kv_source[l] != l && (l == 0 || model->kv_source[l] != model->kv_source[l - 1])) {
+            status = kvl_fail(KVL_E_UNSUPPORTED, "%s: key \"%s\": layer %" PRIu32 " reads layer %" PRId32 "; wanted itself or what the layer below reads",
+                              kvl_gguf_path(gguf), key, l, (int32_t)model->kv_source[l]);
+            goto done;
+        }
+    model->dims.kv_source = model->kv_source;
+done:
+    return status;
+}
+
 /* ---- tensors ---- */
 
 static kvl_status check_shape(const struct kvl_gguf *gguf, const char *name, const struct kvl_gguf_tensor *tensor, uint64_t row,
@@ -102,7 +130,8 @@ static kvl_status check_tensors(struct kvl_model *model)
         for (size_t i = 0; i < model->arch->set[set].n; i++) {
             const struct kvl_arch_tensor *wanted = &model->arch->set[set].tensor[i];
             const uint32_t n = wanted->in_layer ? model->dims.n_layer : 1;
-            for (uint32_t layer = 0; layer < n; layer++) KVL_TRY(check_tensor(model, wanted, layer, listed));
+            for (uint32_t layer = 0; layer < n; layer++)
+                if (wanted->n_rows != KVL_KV_ROWS || kvl_layer_makes_kv(&model->dims, layer)) KVL_TRY(check_tensor(model, wanted, layer, listed));
         }
     KVL_TRY(check_all_listed(model, listed));
     model->dims.tied_output = kvl_gguf_tensor_find(model->gguf, "output.weight") == NULL;
@@ -218,6 +247,7 @@ kvl_status kvl_model_open(const char *path, struct kvl_model **out)
     KVL_TRY(kvl_gguf_open(path, &model->gguf));
     KVL_TRY(find_arch(model));
     KVL_TRY(model->arch->read_dims(model->arch, model->gguf, &model->dims));
+    KVL_TRY(read_kv_source(model));
     KVL_TRY(check_tensors(model));
     KVL_TRY(make_rope_freq(model));
     KVL_TRY(make_tokenizer(model));
@@ -229,6 +259,8 @@ done:
     kvl_model_close(&model);
     return status;
 }
+
+bool kvl_layer_makes_kv(const struct kvl_dims *dims, uint32_t layer) { return dims->kv_source == NULL || dims->kv_source[layer] == layer; }
 
 kvl_status kvl_model_expand(struct kvl_model *model)
 {
@@ -250,5 +282,6 @@ void kvl_model_close(struct kvl_model **model)
     kvl_gguf_close(&m->gguf);
     kvl_free(&m->rope_freq);
     kvl_free(&m->slide_rope_freq);
+    kvl_free(&m->kv_source);
     kvl_free(model);
 }

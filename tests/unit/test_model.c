@@ -84,6 +84,16 @@ static void output_may_be_tied(void **state)
     kvl_model_close(&model);
 }
 
+static void layers_may_share_keys_and_values(void **state)
+{
+    struct kvl_model *model = open_good(&(struct small_change){.kv_source = (const int32_t[]){0, 0}});
+    assert_true(kvl_layer_makes_kv(&model->dims, 0) && !kvl_layer_makes_kv(&model->dims, 1));
+    kvl_model_close(&model);
+    model = open_good(&(struct small_change){0});
+    assert_true(kvl_layer_makes_kv(&model->dims, 1));
+    kvl_model_close(&model);
+}
+
 static void names_are_made_presentable(void **state)
 {
     char long_name[200];
@@ -223,6 +233,14 @@ static const struct {
     {{.omit = "output.weight", .tensor = "output.weight", .dim = {32, 255}},
      KVL_E_FORMAT,
      "tensor \"output.weight\": wanted [32, 257]"},
+    {{.kv_source = (const int32_t[]){0, 0, 0}, .n_kv_source = 3}, KVL_E_FORMAT, "kv_source\": wanted an array of 2 integers, one a layer"},
+    {{.u32_key = "kvlab.attention.kv_source"}, KVL_E_FORMAT, "wanted an array of 2 integers"},
+    {{.kv_source = (const int32_t[]){1, 1}}, KVL_E_UNSUPPORTED, "layer 0 reads layer 1; wanted itself or what the layer below reads"},
+    {{.kv_source = (const int32_t[]){0, -1}}, KVL_E_UNSUPPORTED, "layer 1 reads layer -1"},
+    {{.kv_source = (const int32_t[]){0, 0}, .tensor = "blk.1.attn_k.weight", .dim = {32, 16}},
+     KVL_E_UNSUPPORTED,
+     "tensor \"blk.1.attn_k.weight\" has no place in architecture llama"},
+    {{.kv_source = (const int32_t[]){0, 1}, .omit = "blk.1.attn_v.weight"}, KVL_E_FORMAT, "tensor \"blk.1.attn_v.weight\" is missing"},
 };
 
 static void unknown_architectures_get_the_list(void **state)
@@ -314,6 +332,7 @@ int main(void)
         cmocka_unit_test(dimensions_are_read),
         cmocka_unit_test(heads_may_be_wider_than_their_share),
         cmocka_unit_test(output_may_be_tied),
+        cmocka_unit_test(layers_may_share_keys_and_values),
         cmocka_unit_test(names_are_made_presentable),
         cmocka_unit_test(digest_is_the_file_s),
         cmocka_unit_test(rotary_frequencies_are_scaled),
