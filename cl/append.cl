@@ -40,7 +40,8 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
 #if KVL_K_ROT_M == 0
     if (is_value && !is_rounded) return;
 #endif
-    global float *row = stage + (ulong)token * q_stride + (ulong)head * KVL_HD;
+    const uint h = kvl_kv_head(head);
+    global float *row = stage + (ulong)token * q_stride + (is_query ? KVL_QKV_Q(head) : is_value ? KVL_QKV_V(h) : KVL_QKV_K(h));
     float x[KVL_HD];
     for (uint c = 0; c < KVL_HD; c++) x[c] = row[c];
     kvl_finish(x, turn, position, is_query, is_value, is_rounded);

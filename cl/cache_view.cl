@@ -13,6 +13,8 @@
  *   KVL_APPENDS        attention of one token can take its append in (host/cache/compose.c)
  *   KVL_JOINS          attention of one token joins its splits itself: work-groups of one item on a processor
  *   KVL_COUNTS         counters in front of a kv head's number of arrived splits in `status`
+ *   KVL_PICKS          queries choose which pages they read (cl/pages.cl): whole pages of KVL_PAGE tokens of the body, encoded on both sides. Sinks, and
+ *                      what is behind the last of them, are read by all
  *   KVL_K_*, KVL_V_*   page tokens, calibration table and aux sizes of the two sides (contract.cl)
  *
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
@@ -75,12 +77,40 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 #define KVL_D KVL_HD /* for a score's body: evict.cl */
 #endif
 
-#define KVL_QKV_Q(h) ((ulong)(h) * KVL_DQ)                             /* stage row: H * G query heads, H keys, H values */
-#define KVL_QKV_K(h) ((ulong)KVL_H * KVL_G * KVL_DQ + (ulong)(h) * KVL_DK)
+#if KVL_PICKS
+/* Whole pages of a stream before a query that sees `end` tokens, and those of them that it reads, which reads at most `budget` (host twin:
+ * kvl_pages_read). */
+uint kvl_whole_pages(uint k_sealed, uint v_sealed, uint end, uint sink)
+{
+    const uint past = min(min(k_sealed, v_sealed), end - min(end, 1u)); /* the query's own token is read in any case */
+    return past > sink ? (past - sink) / KVL_PAGE : 0u;
+}
+uint kvl_pages_read(uint whole, uint end, uint budget)
+{
+    const uint rest = end - whole * KVL_PAGE;
+    return min(whole, budget > rest ? (budget - rest) / KVL_PAGE : 0u);
+}
+/* Of stream h in `picks`: the order of its pages' scores, then the pages that the newest query reads, ascending. */
+#define KVL_PAGE_SCORES(picks, h, most) ((picks) + (ulong)(h) * 2 * (most))
+#define KVL_PICKED(picks, h, most) ((picks) + ((ulong)(h) * 2 + 1) * (most))
+#endif
+
+/* A token's row of the stage: H * G query heads, H keys, H values. Sequences in step have such a row each, one after the other, of their share of the
+ * heads. */
+#define KVL_H_EACH (KVL_H / KVL_SEQUENCES)
+#if KVL_SEQUENCES == 1
+#define KVL_SEQUENCE_AT(h) 0UL
+#define KVL_OF_SEQUENCE(head, heads) (head)
+#else
+#define KVL_SEQUENCE_AT(h) ((ulong)((h) / KVL_H_EACH) * KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK + KVL_DV))
+#define KVL_OF_SEQUENCE(head, heads) ((head) % (heads))
+#endif
+#define KVL_QKV_Q(head) (KVL_SEQUENCE_AT((head) / KVL_G) + KVL_OF_SEQUENCE(head, KVL_H_EACH * KVL_G) * KVL_DQ)
+#define KVL_QKV_K(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * KVL_G * KVL_DQ + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DK)
 #if KVL_JOINT
 #define KVL_QKV_V(h) KVL_QKV_K(h)
 #else
-#define KVL_QKV_V(h) ((ulong)KVL_H * (KVL_G * KVL_DQ + KVL_DK) + (ulong)(h) * KVL_DV)
+#define KVL_QKV_V(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK) + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DV)
 #endif
 
 /* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */

@@ -15,7 +15,8 @@
  * vectors (its vstore16 of shorts makes 16 stores) another 1 us a launch less. Intel: 3.0 ms, the output matrix at 44 of 48 GB/s.
  * A layer's four products, 2.2 MB of weights in large pages, busy machine (us, PoCL | Intel): four launches 88 and gaps of some 9 | 90 and gaps
  * of 3; a chain with a share a group 58 to 80 | 60. More shares, taken by turns, were slower, because each begins elsewhere in the weights: two a
- * group 84 | 87, four 90 | 110, eight 110 | 136. Decode, tokens/s, in pairs: 1.50 | 1.42 times as fast as before chains and large pages. */
+ * group 84 | 87, four 90 | 110, eight 110 | 136. Touching the next product's weights while waiting for a turn: nothing (66 to 81 | 66 to 72 with
+ * and without). Decode, tokens/s, in pairs: 1.50 | 1.42 times as fast as before chains and large pages. */
 
 /* Tokens: rows beyond T repeat the last one and are not stored. */
 #ifndef KVL_GEMV_T

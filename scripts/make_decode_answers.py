@@ -67,6 +67,11 @@ def stream(policy, budget, compact):
     return held, np.concatenate([o.reshape(-1) for o in out])
 
 
+def floats(out):
+    lines = [", ".join(f"{x:.7g}f" if x != int(x) else f"{x:.1f}f" for x in out[i:i + 8]) for i in range(0, len(out), 8)]
+    return "     {" + ",\n      ".join(lines) + "}},"
+
+
 CASES = [
     ("f32 keep=h2o budget=uniform(tokens=20) when=full", "h2o", 20, False),
     ("f32 rope=pre pos=compact keep=h2o budget=uniform(tokens=20) when=full", "h2o", 20, True),
@@ -85,9 +90,9 @@ def main():
         held, out = stream(*case)
         print(f'    {{"{spec}",\n     {len(held[0])},')
         print("     {" + ",\n      ".join("{" + ", ".join(map(str, h)) + "}" for h in held) + "},")
-        lines = [", ".join(f"{x:.7g}f" if x != int(x) else f"{x:.1f}f" for x in out[i:i + 8]) for i in range(0, len(out), 8)]
-        print("     {" + ",\n      ".join(lines) + "}},")
+        print(floats(out))
     print("};")
 
 
-main()
+if __name__ == "__main__":
+    main()

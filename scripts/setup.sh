@@ -17,6 +17,7 @@ test_packages=(
     hdf5-tools netcdf-bin                                              # other readers of the run files
     python3-h5netcdf python3-h5py python3-netcdf4 python3-xarray
     python3-matplotlib                                                 # figures from run files
+    latexmk texlive-latex-recommended texlive-pictures                 # the paper: 84 MB, 291 MB on disk
     munge slurm-wlm                                                    # a Slurm of one node that a test starts and stops: 3.5 MB
     python3-venv                                                       # for the Intel OpenCL runtime, see icd.sh
 )

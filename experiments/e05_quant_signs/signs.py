@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Verdicts on the signs of quantization papers, from the run files of this folder's grids.
 
-    experiments/e05_quant_signs/signs.py             runs/e05_quant_signs -> runs.csv, chunks.csv, signs.csv, signs.md, golden.csv (asks kvlab for all statistics and bytes)
+    experiments/e05_quant_signs/signs.py             runs/e05_quant_signs -> runs.csv, chunks.csv, signs.csv, signs.md (asks kvlab for all statistics and bytes)
     experiments/e05_quant_signs/signs.py --figure    signs.csv, runs.csv -> signs.svg (needs matplotlib)
 
 A sign says that one cache has a lower KLD to f16 than another one. Pairs that lack a run are left out and named on stderr.
@@ -9,7 +9,6 @@ A sign says that one cache has a lower KLD to f16 than another one. Pairs that l
 import argparse
 import csv
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -56,6 +55,10 @@ BOTH["channel", "token"] = sides(kivi("", 2), kivi("", 2))
 MORE_BITS = sides("int3", kivi("token", 2))  # keys by token that may cost what keys by channel and their exact rows cost
 FINER = {bits: sides(kivi("", bits, 128), f"int{bits}(group=32)", "rope=pre sink=1") for bits in (2, 3)}
 TAIL = "int2(group=32) tail=128"
+TURBO = {sketch: f"k=turboquant(bits=3{sketch}) v=turboquant(bits=2) rot=random" for sketch in ("", ",sketch=sign")}
+GEAR = {"low rank": "gear(outliers=0)", "outliers": "gear(rank=0)", "low rank and outliers": "gear"}
+GEAR_BYTES = {"low rank": sides(kivi("", 3), "int3"), "outliers": sides(kivi("", 3), kivi("", 2)), "low rank and outliers": sides(kivi("", 4), kivi("", 3))}
+THINK = {ratio: keys(f"think(ratio={ratio})" if ratio else "think") for ratio in ("0.2", "", "0.6")}
 
 # (sign, axis and group, bits, better, other, other at equal bytes if `other` is smaller, marks)
 SIGNS = [
@@ -99,15 +102,17 @@ SIGNS = [
           ("int2", 2, BOTH["token", "token"], "int2(group=32,scale=e4m3)", None),
           ("kivi", 2, BOTH["channel", "token"], both(kivi_with("scale=e4m3")), both(kivi_with("scale=e4m3", 16))))],
     *[(f"scales fp8 e4m3, 32 channels < fp16, 64, int{bits}", "channels", bits, f"int{bits}(group=32,scale=e4m3)", f"int{bits}", None, "") for bits in (4, 3, 2)],
+    *[(f"clip at 0.95 < none, int{bits} with Hadamard", "64 channels", bits, f"quarot{bits}", f"int{bits} rot=hadamard", None, "open") for bits in (4, 3, 2)],
+    ("K 4 bits, V 2 < K 2 bits, V 4, Hadamard", "64 channels", "4, 2", sides("int4", "int2", "rot=hadamard"), sides("int2", "int4", "rot=hadamard"), None, ""),
+    *[(f"turboquant < Hadamard, int{bits}", "64 channels", bits, f"turboquant{bits}", f"int{bits} rot=hadamard", None, "") for bits in (4, 3, 2)],
+    ("turboquant, K 3 bits, V 2 < kivi", "64 channels; 32", "3, 2; 2", TURBO[""], BOTH["channel", "token"], None, ""),
+    ("turboquant K 3 bits < 2 bits and sketch", "64 channels", 3, TURBO[""], TURBO[",sketch=sign"], None, ""),
+    *[(f"{part} < none, gear", "64 tokens or channels", 2, spec, "gear(rank=0,outliers=0)", GEAR_BYTES[part], "") for part, spec in GEAR.items()],
+    ("gear < kivi", "64; 32", 2, GEAR["low rank and outliers"], BOTH["channel", "token"], GEAR_BYTES["low rank and outliers"], ""),
+    ("think without 0.4 < without 0.6", "448 tokens, then 64", 16, THINK[""], THINK["0.6"], None, ""),
+    ("int8 K < think without 0.4", "448 tokens, then 64", "8; 16", keys("int8"), THINK[""], None, ""),
     ("scales fp8 e4m3 < e5m2, int3", "32 channels", 3, "int3(group=32,scale=e4m3)", "int3(group=32,scale=e5m2)", None, ""),
 ]
-
-# Rows of the golden table: its name for a cache, ours
-GOLDEN = {"q8_0 q8_0": "q8_0", "q4_0 q4_0": "q4_0", "f16 q4_0": sides("f16", "q4_0"), "q8_0 q4_0": sides("q8_0", "q4_0"), "q4_0 f16": keys("q4_0"),
-          "q4_0 q4_0 rot=hadamard": "q4_0 rot=hadamard", "q4_0 q4_0 korder=hf": "q4_0 korder=hf", "q5_0 q5_0": "q5_0", "q4_1 q4_1": "q4_1",
-          "int4(group=64) f16": keys("int4"), "f16 int4(group=64)": sides("f16", "int4"), "kivi2 axes K channel V token G32": BOTH["channel", "token"],
-          "2 bits K token V token G32": BOTH["token", "token"], "2 bits K channel V channel G32": BOTH["channel", "channel"],
-          "2 bits K token V channel G32": BOTH["token", "channel"]}
 
 
 def kvlab(args, *words):
@@ -166,19 +171,6 @@ def judge(args, runs):
     return rows
 
 
-def golden_rows(args, runs):
-    """Ours against codecs.md of the golden folder; none where that is not there."""
-    path, rows = args.golden / "codecs.md", []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for spec in (GOLDEN.get(cells[0]), f"{GOLDEN.get(cells[0])} korder=hf" if cells[0].startswith("2 bits K token") else None):
-            if spec in runs:
-                ours, theirs = float(runs[spec]["kld"]), float(cells[2])
-                rows.append({"kv": spec, "golden": theirs, "golden_se_chunk": float(cells[4]), "kld": ours, "ratio": f"{ours / theirs:.4f}",
-                             "windows": runs[spec]["windows"]})
-    return rows
-
-
 def write_csv(path, rows):
     with open(path, "w", newline="") as file:
         table = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -230,7 +222,7 @@ def draw(args):
     left.set_xlabel("KLD of A / KLD of B, with the 95 % interval of the paired difference; left of 1: A is better")
     left.legend(loc="lower right")
 
-    whole = [run for run in runs if "k=f16" not in run["kv"] and "v=f16" not in run["kv"] and run["ctx"] == "512"]
+    whole = [run for run in runs if "f16" not in run["kv"].replace("=", " ").split() and run["ctx"] == "512"]
     points = sorted(((int(run["resident_bytes_4096"]) / 2**20, float(run["kld"]), float(run["kld_se_chunk"]), run["kv"].split(" table=")[0]) for run in whole))
     best = [p for i, p in enumerate(points) if all(p[1] < q[1] for q in points[:i])]
     right.errorbar([p[0] for p in points], [p[1] for p in points], [p[2] for p in points], fmt="o", color="#0072B2", markersize=4, linewidth=1)
@@ -251,17 +243,14 @@ def main():
     parser.add_argument("--kvlab", default=root / "build/kvlab")
     parser.add_argument("--runs", type=Path, default=root / "runs/e05_quant_signs", help="folder of the run files")
     parser.add_argument("--out", type=Path, default=here, help="folder of what is written, and what the figure is drawn from")
-    parser.add_argument("--golden", type=Path, default=Path(os.environ.get("KVLAB_GOLDEN", root / "../shared/golden")), help="folder of codecs.md")
     parser.add_argument("--figure", action="store_true", help="draw signs.svg from the tables")
     args = parser.parse_args()
     if args.figure:
         return draw(args)
     runs = read_runs(args)
-    rows, golden = judge(args, runs), golden_rows(args, runs)
+    rows = judge(args, runs)
     write_csv(args.out / "signs.csv", rows)
     write_table(args.out / "signs.md", rows)
-    if golden:
-        write_csv(args.out / "golden.csv", golden)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """StreamingLLM's claim on a stream of tens of thousands of tokens: runs what is missing, then the table of why.md and its figure. Needs numpy."""
 import argparse
+import csv
 import json
 import math
 import os
@@ -13,6 +14,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SCORED = 32  # tokens at the end of every stretch of one cache length that are compared
 SINKS = [4, 0, 1, 2, 8]
+PAPER = "StreamingLLM, arXiv:2309.17453"
+# What the paper says, the row of the summary that answers (cache, measure, against), what it is, and the verdict in words of experiments/reproduction.
+CLAIMS = [
+    ("with 4 sinks perplexity stays flat far beyond the cache's length", ("sinks 4", "slope", "recomputed"), "nat per 8,192 tokens", "reproduced"),
+    ("sliding over 4 sinks is as good as recomputing the window", ("sinks 4", "difference", "recomputed"), "nat", "reproduced"),
+    ("a window without sinks breaks down (perplexity 5158 for 5.40, Llama-2-13B)", ("sinks 0", "difference", "sinks_4"), "nat: worse at once, no breakdown", "partly"),
+    ("1 sink is not enough (11.88 for 9.59 with 4, Llama-2-7B)", ("sinks 1", "difference", "sinks_4"), "nat", "not"),
+    ("positions must be those in the cache, not those in the text", ("sinks 4, pos=keep", "difference in the last quarter", "sinks_4"), "nat with those in the text, last quarter", "reproduced"),
+]
 
 
 def rows(args):
@@ -26,8 +36,12 @@ def rows(args):
     return out | {f"sinks {s}": compact(s) for s in SINKS[2:]}
 
 
+def file_name(row):
+    return row.replace(" ", "_").replace(",", "").replace("=", "-")
+
+
 def run_missing(args, name, words):
-    path = os.path.join(args.output, name.replace(" ", "_").replace(",", "").replace("=", "-"))
+    path = os.path.join(args.output, file_name(name))
     if not os.path.exists(path + ".json") and not args.report:
         command = [*args.under.split(), args.kvlab, *words, "-m", args.model, "-f", args.file, "--json", "--quiet", "-o", path + ".h5"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -77,26 +91,64 @@ def after(args, result, start):
     return np.array([block["nll"] for block in result["blocks"] if block["first"] >= start and block["n"] == SCORED])
 
 
-def print_table(args, results):
-    show = lambda interval: "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
-    streams = {name: r for name, r in results.items() if r and "blocks" in r}
-    base = results.get("recomputed")
-    print(f"| cache of {args.cache}, {args.tokens} tokens | nll behind token {args.cache} | minus 4 sinks | the same, last quarter | minus recomputed | slope per 8,192 | bytes first, last |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for name, r in streams.items():
-        four = streams.get("sinks 4")
-        cells = [f"{after(args, r, args.cache).mean():.4f}"]
-        for start in (args.cache, args.tokens * 3 // 4):
-            cells.append(show(mean_interval(after(args, r, start) - after(args, four, start))) if four and four is not r else "")
+def summary(args, results):
+    """[{run, cache, measure, against, mean, low, high}]: what why.md's table and the paper say of the streams."""
+    rows = []
+    base, four = results.get("recomputed"), results.get("sinks 4")
+    for name, r in results.items():
+        if not r or "blocks" not in r:
+            continue
+        def add(measure, against, mean, low="", high=""):
+            rows.append({"run": file_name(name), "cache": name, "measure": measure, "against": file_name(against), "mean": mean, "low": low, "high": high})
+        add("nll", "", after(args, r, args.cache).mean())
+        for measure, start in (("difference", args.cache), ("difference in the last quarter", args.tokens * 3 // 4)):
+            if four and four is not r:
+                add(measure, "sinks 4", *mean_interval(after(args, r, start) - after(args, four, start)))
         if base:
             difference = compared(args, r) - compared(args, base)
-            cells += [show(mean_interval(difference)), show(slope_interval(args, difference))]
-        else:
-            cells += ["", ""]
-        resident = [block["resident_bytes"] for block in r["blocks"]]
-        print("|", " | ".join([name, *cells, f"{resident[0]}, {resident[-1]}"]), "|")
-    if base:
-        print(f"| recomputed, last {SCORED} of every {args.cache} | {compared(args, base).mean():.4f} | | | | | |")
+            add("difference", "recomputed", *mean_interval(difference))
+            add("slope", "recomputed", *slope_interval(args, difference))
+        for measure, block in (("first bytes", 0), ("last bytes", -1)):
+            add(measure, "", r["blocks"][block]["resident_bytes"])
+    return rows
+
+
+def print_table(args, results, rows):
+    print(f"| cache of {args.cache}, {args.tokens} tokens | nll behind token {args.cache} | minus 4 sinks | the same, last quarter | minus recomputed | slope per 8,192 | bytes first, last |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name in dict.fromkeys(row["cache"] for row in rows):
+        found = {(row["measure"], row["against"]): row for row in rows if row["cache"] == name}
+        show = lambda *key: "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found[key]) if key in found else ""
+        print(f"| {name} | {found['nll', '']['mean']:.4f} | {show('difference', 'sinks_4')} | {show('difference in the last quarter', 'sinks_4')} | {show('difference', 'recomputed')} "
+              f"| {show('slope', 'recomputed')} | {found['first bytes', '']['mean']}, {found['last bytes', '']['mean']} |")
+    if results.get("recomputed"):
+        print(f"| recomputed, last {SCORED} of every {args.cache} | {compared(args, results['recomputed']).mean():.4f} | | | | | |")
+
+
+def claims(found):
+    """Rows for experiments/reproduction."""
+    by_key = {(row["cache"], row["measure"], row["against"]): row for row in found}
+    return [{"paper": PAPER, "claim": claim, "model": "SmolLM2-135M Q4_1", "experiment": os.path.basename(HERE), "measured": f"{by_key[key]['mean']:+.3f} {unit}",
+             "interval": f"[{by_key[key]['low']:+.3f}, {by_key[key]['high']:+.3f}]", "verdict": verdict, "run": f"{by_key[key]['run']} {by_key[key]['against']}"}
+            for claim, key, unit, verdict in CLAIMS if key in by_key]
+
+
+def curves(args, results):
+    """[{run, cache, token, nll}]: means of 16 blocks, for figures."""
+    rows = []
+    for name, r in results.items():
+        if r and "blocks" in r:
+            nll = after(args, r, SCORED)
+            nll = nll[:len(nll) // 16 * 16].reshape(-1, 16).mean(axis=1)
+            rows += [{"run": file_name(name), "cache": name, "token": int((i + 0.5) * 16 * SCORED) + SCORED, "nll": f"{value:.6f}"} for i, value in enumerate(nll)]
+    return rows
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def draw(args, results):
@@ -104,12 +156,10 @@ def draw(args, results):
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(figsize=(7, 4))
-    per_point = max(1, args.tokens // 64 // SCORED)
-    for name, r in results.items():
-        if r and "blocks" in r:
-            nll = after(args, r, SCORED)
-            nll = nll[:len(nll) // per_point * per_point].reshape(-1, per_point).mean(axis=1)
-            axes.plot((np.arange(len(nll)) + 0.5) * per_point * SCORED, nll, lw=1, label=name)
+    points = curves(args, results)
+    for name in dict.fromkeys(row["cache"] for row in points):
+        own = [row for row in points if row["cache"] == name]
+        axes.plot([row["token"] for row in own], [float(row["nll"]) for row in own], lw=1, label=name)
     axes.axvline(args.cache, color="grey", lw=0.5)
     axes.set(xlabel="token of the stream", ylabel="nll (nats a token)", title=f"cache of {args.cache} tokens")
     axes.legend(fontsize=7)
@@ -127,11 +177,17 @@ def main():
     parser.add_argument("--output", default=os.path.join(ROOT, "runs", "e20_streaming"), help="folder of the rows' files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -i 0")
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--results", action="store_true", help="write summary.csv, curves.csv and ../reproduction/stream.csv")
     parser.add_argument("--figure")
     args = parser.parse_args()
     os.makedirs(args.output, exist_ok=True)
     results = {name: run_missing(args, name, words) for name, words in rows(args).items()}
-    print_table(args, results)
+    found = summary(args, results)
+    print_table(args, results, found)
+    if args.results:
+        write_csv(os.path.join(HERE, "summary.csv"), found)
+        write_csv(os.path.join(HERE, "curves.csv"), curves(args, results))
+        write_csv(os.path.join(ROOT, "experiments", "reproduction", "stream.csv"), claims(found))
     if args.figure:
         draw(args, results)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What kvlab does on a GPU, in under 8 minutes: abilities, peaks, self-check, prefill, decode and attention behind 4k to 128k tokens.
+# What kvlab does on a GPU, in under 8 minutes: abilities, peaks, self-check, prefill, decode and attention behind 4k to 128k tokens, decode of 32
+# sequences in step.
 # Sizes that the device's memory or the time do not allow are skipped, and the summary says so.
 # Needs bash, awk, sed, coreutils and an OpenCL driver; kvlab and its libraries come along (bundle.sh). See why.md.
 #
@@ -156,7 +157,13 @@ benches() {
             [[ ${stop[$cache]:-} ]] || bench kernels "$cache" "$depth" -p "$prompt" -n "$kernel_gen" -r 1 --kernels || stop[$cache]="depth $depth did not end well"
         done
     done
-    note decode-32-sequences "skipped: one sequence a session" -
+    for cache in "${caches[@]}"; do
+        if fits "$cache" $((32 * depths[0])); then
+            bench sequences "$cache" "${depths[0]}" --sequences 32 -p 0 -n "$kernel_gen" -r 1 --warmup 0 || true
+        else
+            note "sequences-$cache-d${depths[0]}" "skipped: $why" -
+        fi
+    done
 }
 
 # ---- the summary ----

@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PAGES_EACH = 16 }; /* pages that a work-item scores where it is a group of its own */
+
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
 {
     return (struct kvl_compose_target){.grouped = caps->float_width == 1, .vectors = caps->float_width > 1};
@@ -10,6 +12,12 @@ struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
 uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose_target target)
 {
     return target.grouped ? plan->shape.group : 1;
+}
+
+size_t kvl_compose_page_items(uint32_t pages, size_t group)
+{
+    const size_t each = group == 1 ? PAGES_EACH : group;
+    return (pages + each - 1) / each * group;
 }
 
 static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
@@ -101,7 +109,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         uint32_t value;
     } sizes[] = {
         {"HD", plan->dims.head_dim}, {"DK", k->record.channels}, {"DV", dv}, {"DQ", dq}, {"DA", da}, {"JOINT", joint},
-        {"H", layer->n_stream}, {"HEADS", k->record.heads}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
+        {"H", layer->n_stream}, {"SEQUENCES", plan->dims.n_sequence > 1 ? plan->dims.n_sequence : 1}, {"HEADS", k->record.heads}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
         {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
         {"K_AUX", k->shape.aux_floats},
@@ -117,6 +125,8 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_RANK", k->projection != NULL ? k->record.channels : 0}, {"V_RANK", v->projection != NULL ? v->record.channels : 0},
         {"K_REBUILT", k->projection != NULL && k->record.rebuilt}, {"V_REBUILT", v->projection != NULL && v->record.rebuilt},
         {"APPENDS", kvl_compose_appends(plan, layer, tile, target)},
+        {"PICKS", layer->pages.tokens != 0}, {"PAGE", (uint32_t)layer->pages.size}, {"BOUND_SUM", layer->pages.gqa == KVL_BOUND_SUM},
+        {"PAGES_EACH", group == 1 ? PAGES_EACH : 1},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)

@@ -22,6 +22,8 @@ struct kvl_cache_dims {
     uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
                                * the others */
     float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
+    uint32_t n_sequence;      /* 0 or 1: one. More: so many sequences of equal length are one with all their heads, those of the first sequence first;
+                               * n_head and n_kv_head count all, and a token has a stage row of each sequence, one after the other */
     const uint32_t *kv_source; /* NULL, or [L]: the layer whose keys and values layer l reads: itself, or that of the layer below; borrowed */
 };
 /* Tokens that layer l's queries see by the model's own rule, 0 = all. */
@@ -86,6 +88,9 @@ struct kvl_layer_plan {
     struct kvl_score_running running;
     uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
     uint64_t index_offset, raw_offset; /* of them in the token index, of its queries' scores in `raw`: numbers */
+    struct kvl_page_reading pages;   /* of a layer whose queries may have to choose: size is that of its pages; tokens 0: they never do */
+    uint32_t most_pages;             /* whole pages of a stream's body at most */
+    uint64_t bounds_offset;          /* of its pages' bounds, bytes */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -103,10 +108,13 @@ struct kvl_cache_plan {
     struct kvl_cache_limits limits;
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
-    bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
+    bool evicts_decoding;            /* some layer */
     uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
+    uint64_t bounds_bytes, picks_bytes; /* least and largest of each channel of pages' keys (class index); a step's scores of pages, and which it reads
+                                         * (scratch) */
+    bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, or chooses what it reads */
     bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
-                                        it) */
+                                        it), or its tokens are to read what those behind it do not */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -115,7 +123,7 @@ struct kvl_cache_plan {
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
-    uint64_t bytes_per_token;
+    uint64_t bytes_per_token;        /* of one sequence */
     uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
     uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
     uint32_t n_position;             /* positions by which RoPE tells a query's keys apart, at most: n_ctx unless pos=compact bounds them */
@@ -127,7 +135,7 @@ struct kvl_cache_plan {
 uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
 
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
+ * Of a cache that begins with a prompt (keep=, read=pages, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);
@@ -171,6 +179,14 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
+/* What a query reads of a head's sequence, with itself `end` tokens long, in a layer that chooses pages: `whole` pages are there before it, encoded on both
+ * sides, and it reads `read` of them, all if that is no more tokens than the layer's. In front of and behind them it reads everything. */
+struct kvl_page_count {
+    uint32_t whole, read;
+};
+struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_t end);
+/* Bytes of the bounds of one page of a stream. */
+uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer);
 /* Whether a layer has rows in full precision beside the sinks; whether it has any. */
 bool kvl_keeps_tail(const struct kvl_layer_plan *layer);
 bool kvl_keeps_exact(const struct kvl_layer_plan *layer);

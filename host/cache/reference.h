@@ -16,6 +16,11 @@ struct kvl_rope {
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k,
                                 const float *v, struct kvl_rope rope, float *out);
 
+/* The pages that the queries of each token read in a layer that chooses them (cl/pages.cl), tokens appended one by one: n_read [T][H], page
+ * [T][H][most_pages], ascending. */
+kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k, struct kvl_rope rope,
+                               uint32_t *n_read, uint32_t *page);
+
 /* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][streams][channels]. What happens to a row and in which order, to the bit:
  * cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,

@@ -14,7 +14,7 @@ enum format { FORMAT_MD, FORMAT_CSV, FORMAT_JSON };
 struct args {
     const char *model, *n_prompt, *n_gen, *depth, *device, *output;
     struct kvl_list kv;
-    int64_t repetitions, warmup, ubatch, seed;
+    int64_t repetitions, warmup, ubatch, sequences, seed;
     int format;
     bool exact, allow_long, kernels, synthetic, no_run_file, json;
 };
@@ -38,6 +38,9 @@ static const struct kvl_opt options[] = {
      .help = "repetitions before them that do not count (the first one builds kernels)", .fallback = "1", .min = 0, .max = 1e6},
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N",
      .help = "prompt tokens appended at once", .fallback = "512", .min = 1, .max = 1 << 20},
+    {.name = "sequences", .type = KVL_OPT_INT, .offset = AT(sequences), .metavar = "N",
+     .help = "sequences of equal length that are prefilled and decoded in step, each with a cache of its own; rates count all their tokens",
+     .fallback = "1", .min = 1, .max = 1024},
     {.name = "seed", .type = KVL_OPT_INT, .offset = AT(seed), .metavar = "N",
      .help = "seed of the random tokens", .fallback = "0", .min = 0, .max = 9e15},
     {.name = "synthetic", .type = KVL_OPT_FLAG, .offset = AT(synthetic),
@@ -100,11 +103,11 @@ struct strategy { /* what is printed of one --kv */
 
 static void print_md_head(const struct run *run)
 {
-    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token",
-           "resident MiB");
+    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s | %8s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token",
+           "resident MiB", "read MiB");
     printf("| ");
     for (int i = 0; i < run->kv_width; i++) putchar('-');
-    puts(" | -------------- | ---------: | -------: | ----------: | -----------: |");
+    puts(" | -------------- | ---------: | -------: | ----------: | -----------: | -------: |");
 }
 
 static void print_sd(const struct kvl_bench_result *r, int width)
@@ -119,13 +122,14 @@ static void print_md_row(const struct strategy *s, const struct kvl_bench_result
 {
     printf("| %-*s | %-14s | %10.2f | ", s->run->kv_width, kvl_spec_given(s->spec), r->name, r->tokens_per_s);
     print_sd(r, 8);
-    printf(" | %11llu | %12.2f |\n", (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.resident / 1048576.0);
+    printf(" | %11llu | %12.2f | %8.2f |\n", (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.resident / 1048576.0,
+           (double)r->bytes.token_read / 1048576.0);
 }
 
 static void print_csv_head(void)
 {
-    puts("kv,kv_resolved,test,n_prompt,n_gen,depth,ubatch,n_ctx,exact,repetitions,tokens_per_s,sd,bytes_per_token,payload_bytes,"
-         "resident_bytes,peak_bytes,device,model");
+    puts("kv,kv_resolved,test,n_prompt,n_gen,depth,sequences,ubatch,n_ctx,exact,repetitions,tokens_per_s,sd,bytes_per_token,payload_bytes,"
+         "resident_bytes,peak_bytes,token_read_bytes,device,model");
 }
 
 /* RFC 4180. */
@@ -144,11 +148,11 @@ static void print_csv_row(const struct strategy *s, const struct kvl_bench_resul
 {
     print_quoted(kvl_spec_given(s->spec), ',');
     print_quoted(s->resolved.data, ',');
-    printf("%s,%u,%u,%u,%u,%u,%d,%zu,%.6g,", r->name, r->test.n_prompt, r->test.n_gen, r->test.depth, s->ubatch, s->n_ctx,
+    printf("%s,%u,%u,%u,%u,%u,%u,%d,%zu,%.6g,", r->name, r->test.n_prompt, r->test.n_gen, r->test.depth, (unsigned)s->run->args->sequences, s->ubatch, s->n_ctx,
            s->run->args->exact, r->n_samples, r->tokens_per_s);
     if (!isnan(r->sd)) printf("%.6g", r->sd);
-    printf(",%llu,%llu,%llu,%llu,", (unsigned long long)r->bytes.bytes_per_token, (unsigned long long)r->bytes.payload,
-           (unsigned long long)r->bytes.resident, (unsigned long long)r->bytes.peak);
+    printf(",%llu,%llu,%llu,%llu,%llu,", (unsigned long long)r->bytes.bytes_per_token, (unsigned long long)r->bytes.payload,
+           (unsigned long long)r->bytes.resident, (unsigned long long)r->bytes.peak, (unsigned long long)r->bytes.token_read);
     print_quoted(kvl_device_caps(s->run->rig.device)->name, ',');
     print_quoted(s->run->rig.model->name, '\n');
 }
@@ -184,15 +188,17 @@ done:
 static kvl_status add_json_row(const struct strategy *s, const struct kvl_bench_result *r)
 {
     kvl_status status = KVL_OK;
-    const size_t n_bytes = 4;
+    const size_t n_bytes = 5;
     const struct kvl_fact facts[] = {
         {"bytes_per_token", (double)r->bytes.bytes_per_token},
         {"payload_bytes", (double)r->bytes.payload},
         {"resident_bytes", (double)r->bytes.resident},
         {"peak_bytes", (double)r->bytes.peak},
+        {"token_read_bytes", (double)r->bytes.token_read},
         {"n_prompt", r->test.n_prompt},
         {"n_gen", r->test.n_gen},
         {"depth", r->test.depth},
+        {"sequences", (double)s->run->args->sequences},
         {"n_ctx", s->n_ctx},
         {"tokens_per_s", r->tokens_per_s},
         {"sd", r->sd},
@@ -295,6 +301,7 @@ static kvl_status open_record(struct strategy *s, const char *path)
     const struct kvl_fact settings[] = {
         {"repetitions", (double)args->repetitions, true},
         {"warmup", (double)args->warmup, true},
+        {"sequences", (double)args->sequences, true},
         {"seed", (double)args->seed, true},
         {"kernels", args->kernels, true},
         {"synthetic", args->synthetic, true},
@@ -310,6 +317,7 @@ static kvl_status open_record(struct strategy *s, const char *path)
         .protocol = KVL_P2_WRITE_THEN_READ,
         .ubatch = s->ubatch,
         .n_ctx = s->n_ctx,
+        .n_sequence = (uint32_t)args->sequences,
         .exact = args->exact,
         .settings = settings,
         .n_settings = sizeof settings / sizeof *settings,
@@ -358,6 +366,7 @@ static kvl_status run_strategy(struct run *run, const struct kvl_spec *spec, boo
         .test = run->test,
         .n_tests = run->n_tests,
         .ubatch = (uint32_t)args->ubatch,
+        .n_sequence = (uint32_t)args->sequences,
         .repetitions = (uint32_t)args->repetitions,
         .warmup = (uint32_t)args->warmup,
         .seed = (uint64_t)args->seed,

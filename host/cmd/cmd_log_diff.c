@@ -51,6 +51,7 @@ static void print_diff(const char *path_a, const char *path_b, const struct kvl_
         if (strcmp(diff->quality.item[i].name, "nll") == 0)
             printf("perplexity ratio B / A %.6f [%.6f, %.6f]\n", exp(d->mean), exp(d->low), exp(d->high));
     }
+    if (diff->n_logits > 0) printf("largest difference of %zu logits %.3e\n", diff->n_logits, diff->largest_logit);
     print_numbers("speed", &diff->speed);
 }
 
@@ -87,6 +88,8 @@ static kvl_status diff_json(const char *path_a, const char *path_b, const struct
     }
     KVL_TRY(numbers_json(cJSON_AddObjectToObject(object, "bytes"), &diff->bytes));
     KVL_TRY(numbers_json(cJSON_AddObjectToObject(object, "quality"), &diff->quality));
+    const struct kvl_fact logits[] = {{"largest_logit_difference", diff->largest_logit}};
+    KVL_TRY(kvl_json_facts(object, logits, 1));
     cJSON_AddItemToObject(object, "not_paired", diff->not_paired[0] ? cJSON_CreateString(diff->not_paired) : cJSON_CreateNull());
     KVL_TRY(numbers_json(cJSON_AddObjectToObject(object, "speed"), &diff->speed));
     KVL_TRY(kvl_json_print(object));
@@ -123,7 +126,7 @@ struct run {
     bool printed;
 };
 
-enum { DEVICE_FACTS = 10 };
+enum { DEVICE_FACTS = 11 };
 /* A run against the first one of its strategy: `nll` is tested on the same chunks. */
 static kvl_status device_facts(const struct run *first, const struct run *run, struct kvl_fact facts[DEVICE_FACTS], const char **verdict)
 {
@@ -140,6 +143,7 @@ static kvl_status device_facts(const struct run *first, const struct run *run, s
         {"nll_low", nll->difference.low},
         {"nll_high", nll->difference.high},
         {"nll_largest", nll->largest},
+        {"logit_largest", diff.largest_logit},
         {"kld_mean", kvl_run_number(run->tree, "/quality", "kld_mean")},
         {"same_top1", kvl_run_number(run->tree, "/quality", "same_top1")},
         {"tokens_per_s", kvl_run_tokens_per_s(run->tree, NULL)},
@@ -163,9 +167,9 @@ static kvl_status device_json(const struct run *run, const struct kvl_fact facts
 static void device_line(const struct run *run, const struct kvl_fact *f, const char *verdict)
 {
     const char *device = kvl_run_text(run->tree, "/config", "device");
-    printf("  %-32.32s %11.0f %14.0f %10.6f %+10.2e [%+.2e, %+.2e] %-12s %9.2e %10.6f %9.4f %9.1f\n", device ? device : "-", f[0].value,
+    printf("  %-32.32s %11.0f %14.0f %10.6f %+10.2e [%+.2e, %+.2e] %-12s %9.2e %9.2e %10.6f %9.4f %9.1f\n", device ? device : "-", f[0].value,
            f[1].value, f[2].value, f[3].value, f[4].value, f[5].value, verdict ? verdict : "-", f[6].value, f[7].value, f[8].value,
-           f[9].value);
+           f[9].value, f[10].value);
 }
 
 /* All runs of the strategy of run `at`, the first one as the reference. */
@@ -180,8 +184,8 @@ static kvl_status compare_group(struct run *run, size_t n, size_t at, cJSON *gro
         list = cJSON_AddArrayToObject(group, "devices");
     } else {
         const char *kv = kvl_run_text(run[at].tree, "/config", "kv");
-        printf("%s%s\n  %-32s %11s %14s %10s %10s %-22s %-12s %9s %10s %9s %9s\n", at ? "\n" : "", kv ? kv : "-", "device", "bytes/token",
-               "resident", "nll", "difference", "95 % interval", "verdict", "largest", "kld", "same top1", "tokens/s");
+        printf("%s%s\n  %-32s %11s %14s %10s %10s %-22s %-12s %9s %9s %10s %9s %9s\n", at ? "\n" : "", kv ? kv : "-", "device", "bytes/token",
+               "resident", "nll", "difference", "95 % interval", "verdict", "largest", "logit", "kld", "same top1", "tokens/s");
     }
     for (size_t i = at; i < n; i++) {
         struct kvl_fact facts[DEVICE_FACTS];
@@ -248,7 +252,7 @@ const struct kvl_command kvl_cmd_log_diff = {
     .words = "FILE...",
     .details = "Configuration, bytes and speed side by side; quality as the mean of paired differences B - A on the same chunks with its\n"
                "95 % t-interval. Under 16 chunks the verdict is \"exploratory\", with 0 inside the interval \"not resolved\". Speeds of\n"
-               "benches: Welch's t-interval over the repetitions.\n\n"
+               "benches: Welch's t-interval over the repetitions. Runs with --logits: the largest difference of a logit.\n\n"
                "    kvlab log diff runs/f16.h5 runs/int4.h5\n"
                "    kvlab log diff --devices runs/e04_devices",
     .options = options,

@@ -19,7 +19,7 @@
 struct args {
     const char *out, *only;
     int64_t jobs, per_task;
-    bool dry_run, slurm, json;
+    bool dry_run, slurm, resume, json;
     struct kvl_list sbatch;
 };
 
@@ -181,10 +181,10 @@ done:
     return status;
 }
 
-/* Options that change where the results go, and not what they are. */
+/* Options that change where the results go or what is kept beside them, and not what they are. */
 static bool is_about_output(const char *name)
 {
-    static const char *const names[] = {"output", "json", "no-run-file", "csv", "md"};
+    static const char *const names[] = {"output", "json", "no-run-file", "csv", "md", "logits"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;
@@ -447,6 +447,9 @@ static kvl_status prepare(struct run *run)
     KVL_TRY(make_cells(run));
     KVL_TRY(kvl_sweep_look(&run->sweep));
     run->n_to_run = kvl_sweep_count(&run->sweep, KVL_CELL_WAITS);
+    if (run->args->resume && kvl_sweep_count(&run->sweep, KVL_CELL_DONE_BEFORE) == 0)
+        status = kvl_fail(KVL_E_USAGE, "--resume: %s has none of this grid's %zu cells: another folder (-o), or the grid, a model or a text has changed; without "
+                          "--resume the sweep begins anew", run->sweep.out, run->sweep.n);
 done:
     return status;
 }
@@ -613,6 +616,8 @@ static const struct kvl_opt options[] = {
     {.name = "only", .type = KVL_OPT_TEXT, .offset = AT(only), .metavar = "ID[,ID...]", .help = "run just the cells whose ids start so"},
     {.name = "output", .letter = 'o', .type = KVL_OPT_TEXT, .offset = AT(out), .metavar = "FOLDER",
      .help = "folder of the run files (default: the grid's out, else runs/<name>)"},
+    {.name = "resume", .type = KVL_OPT_FLAG, .offset = AT(resume),
+     .help = "go on with a sweep; every call does, this one refuses to begin anew if the folder has no cell of the grid"},
     {.name = "slurm", .type = KVL_OPT_FLAG, .offset = AT(slurm), .help = "submit what waits to Slurm as an array job, and return"},
     {.name = "sbatch", .type = KVL_OPT_LIST, .offset = AT(sbatch), .metavar = "OPTION",
      .help = "option for sbatch, as in --sbatch=--partition=gpu; may be repeated"},
@@ -642,6 +647,7 @@ const struct kvl_command kvl_cmd_sweep = {
         "\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --dry-run\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --jobs 2\n"
+        "  kvlab sweep experiments/e03_kivi/grid.yaml --resume\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --slurm --sbatch=--partition=gpu --sbatch=--gres=gpu:1",
     .options = options,
     .n_options = sizeof options / sizeof *options,

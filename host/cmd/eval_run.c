@@ -18,6 +18,8 @@ const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
     {.name = "score", .type = KVL_OPT_INT, .offset = EVAL_AT(score), .metavar = "M",
      .help = "p3: tokens that follow and are scored; a window has N + M", .fallback = "256", .min = 2, .max = 1 << 24},
     EVAL_OPTION_LOSS,
+    {.name = "logits", .type = KVL_OPT_INT, .offset = EVAL_AT(logits), .metavar = "N",
+     .help = "keep the logits of the first N scored tokens in the run file; log diff compares them", .fallback = "0", .min = 0, .max = 16},
     EVAL_OPTIONS_RUN,
     EVAL_OPTION_BASE,
 };
@@ -83,6 +85,7 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind, 
     config.base = base;
     config.ubatch = (uint32_t)args->ubatch;
     config.measure_loss = args->loss;
+    config.keep_logits = (uint32_t)args->logits;
     config.exact = args->exact;
     config.allow_long = args->allow_long;
     KVL_TRY(kvl_eval_open(&rig, &text, &config, &eval));

@@ -12,7 +12,7 @@ struct kvl_bench {
     const struct kvl_rig *rig;
     const struct kvl_bench_config *config;
     struct kvl_session *session;
-    int32_t *token;  /* [n_ctx] by position */
+    int32_t *token;  /* [n_ctx][sequences] by position */
     uint32_t filled; /* depth the cache was last filled to */
     bool has_memory;
 };
@@ -22,6 +22,7 @@ static const struct kvl_column columns[] = {
     {"n_prompt", "1", "tokens prefilled, 0 in a decode", KVL_COL_U64},
     {"n_gen", "1", "tokens decoded, 0 in a prefill", KVL_COL_U64},
     {"depth", "1", "tokens in the cache before", KVL_COL_U64},
+    {"sequences", "1", "in step, each with so many tokens", KVL_COL_U64},
     {"repetitions", "1", "samples", KVL_COL_U64},
     {"tokens_per_s", "s-1", "mean of the samples' rates", KVL_COL_F64},
     {"sd", "s-1", "standard deviation of the samples' rates", KVL_COL_F64},
@@ -56,6 +57,7 @@ kvl_status kvl_bench_open(const struct kvl_rig *rig, const struct kvl_bench_conf
         .spec = config->spec,
         .n_ctx = kvl_bench_n_ctx(config),
         .ubatch = config->ubatch,
+        .n_sequence = config->n_sequence,
         .protocol = KVL_P2_WRITE_THEN_READ,
         .exact = config->exact,
         .allow_long = config->allow_long,
@@ -65,8 +67,9 @@ kvl_status kvl_bench_open(const struct kvl_rig *rig, const struct kvl_bench_conf
     b->rig = rig;
     b->config = config;
     KVL_TRY(kvl_session_new(rig->weights, &session, &b->session));
-    KVL_TRY(kvl_alloc(&b->token, session.n_ctx, sizeof *b->token));
-    for (uint32_t i = 0; i < session.n_ctx; i++) b->token[i] = (int32_t)(kvl_rng_u64(config->seed, i) % dims->n_vocab);
+    const size_t n_token = (size_t)session.n_ctx * config->n_sequence;
+    KVL_TRY(kvl_alloc(&b->token, n_token, sizeof *b->token));
+    for (size_t i = 0; i < n_token; i++) b->token[i] = (int32_t)(kvl_rng_u64(config->seed, i) % dims->n_vocab);
     *out = b;
     b = NULL;
 done:
@@ -91,7 +94,7 @@ static kvl_status advance(struct kvl_bench *b, uint32_t n, uint32_t piece, uint3
     kvl_status status = KVL_OK;
     for (uint32_t done_tokens = 0; done_tokens < n;) {
         const uint32_t count = n - done_tokens < piece ? n - done_tokens : piece;
-        KVL_TRY(kvl_session_forward(b->session, b->token + kvl_session_position(b->session), count, n_logits));
+        KVL_TRY(kvl_session_forward(b->session, b->token + (size_t)kvl_session_position(b->session) * b->config->n_sequence, count, n_logits));
         KVL_TRY(kvl_device_finish(b->rig->device));
         done_tokens += count;
     }
@@ -112,7 +115,7 @@ static kvl_status run_step(struct kvl_bench *b, const struct step *step, struct 
     const uint64_t start = kvl_now_ns();
     KVL_TRY(advance(b, step->n, step->piece, step->n_logits));
     *ns = kvl_now_ns() - start;
-    KVL_TRY(kvl_record_step(record, b->session, step->phase, step->n, *ns, &before));
+    KVL_TRY(kvl_record_step(record, b->session, step->phase, step->n * b->config->n_sequence, *ns, &before));
 done:
     return status;
 }
@@ -149,9 +152,10 @@ done:
 
 /* ---- a test ---- */
 
-static void name_test(const struct kvl_bench_test *test, char name[KVL_PHASE_BYTES])
+static void name_test(const struct kvl_bench_test *test, uint32_t n_sequence, char name[KVL_PHASE_BYTES])
 {
-    const int n = snprintf(name, KVL_PHASE_BYTES, "%s%u", test->n_prompt ? "pp" : "tg", n_tokens(test));
+    int n = snprintf(name, KVL_PHASE_BYTES, "%s%u", test->n_prompt ? "pp" : "tg", n_tokens(test));
+    if (n_sequence > 1) n += snprintf(name + n, KVL_PHASE_BYTES - (size_t)n, "x%u", n_sequence);
     if (test->depth) snprintf(name + n, KVL_PHASE_BYTES - (size_t)n, "@d%u", test->depth);
 }
 
@@ -167,15 +171,15 @@ static kvl_status least_and_median_ns(const struct kvl_bench_result *r, double *
     return KVL_OK;
 }
 
-static void summarize(struct kvl_bench_result *r)
+static void summarize(struct kvl_bench_result *r, uint32_t n_sequence)
 {
     struct kvl_moments rate = {0};
-    for (size_t i = 0; i < r->n_samples; i++) kvl_moments_add(&rate, n_tokens(&r->test) * 1e9 / (double)r->sample_ns[i]);
+    for (size_t i = 0; i < r->n_samples; i++) kvl_moments_add(&rate, (double)n_tokens(&r->test) * n_sequence * 1e9 / (double)r->sample_ns[i]);
     r->tokens_per_s = rate.mean;
     r->sd = r->n_samples > 1 ? sqrt(kvl_moments_var(&rate)) : NAN;
 }
 
-static kvl_status put_row(const struct kvl_bench_result *r, struct kvl_record *record)
+static kvl_status put_row(const struct kvl_bench_result *r, uint32_t n_sequence, struct kvl_record *record)
 {
     static const struct kvl_phase_times none = {0};
     const struct kvl_phase_times *phase = kvl_profile_phase(kvl_record_profile(record), r->name);
@@ -184,7 +188,7 @@ static kvl_status put_row(const struct kvl_bench_result *r, struct kvl_record *r
     if (status != KVL_OK) return status;
     if (!phase) phase = &none;
     const union kvl_cell cells[sizeof columns / sizeof *columns] = {
-        {.text = r->name},     {.u64 = r->test.n_prompt}, {.u64 = r->test.n_gen},  {.u64 = r->test.depth},
+        {.text = r->name},     {.u64 = r->test.n_prompt}, {.u64 = r->test.n_gen},  {.u64 = r->test.depth}, {.u64 = n_sequence},
         {.u64 = r->n_samples}, {.f64 = r->tokens_per_s},  {.f64 = r->sd},          {.u64 = (uint64_t)least},
         {.f64 = median},       {.u64 = phase->wall_ns},   {.u64 = phase->span_ns}, {.u64 = phase->busy_ns},
     };
@@ -209,7 +213,7 @@ kvl_status kvl_bench_run(struct kvl_bench *b, size_t index, struct kvl_record *r
     const struct kvl_bench_config *c = b->config;
     struct kvl_bench_result r = {.test = c->test[index]};
     struct kvl_progress progress;
-    name_test(&r.test, r.name);
+    name_test(&r.test, c->n_sequence, r.name);
     const bool decode = r.test.n_gen > 0;
     const struct step timed = {r.name, n_tokens(&r.test), decode ? 1 : r.test.n_prompt, 1};
     const struct step warm = {"warm-up", decode && timed.n > WARM_TOKENS ? WARM_TOKENS : timed.n, timed.piece, 1};
@@ -223,9 +227,9 @@ kvl_status kvl_bench_run(struct kvl_bench *b, size_t index, struct kvl_record *r
         kvl_progress_update(&progress, i + 1);
     }
     kvl_progress_end(&progress);
-    summarize(&r);
+    summarize(&r, c->n_sequence);
     KVL_TRY(note_memory(b, record, &r.bytes));
-    KVL_TRY(put_row(&r, record));
+    KVL_TRY(put_row(&r, c->n_sequence, record));
     *result = r;
     r.sample_ns = NULL;
 done:

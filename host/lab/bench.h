@@ -1,4 +1,5 @@
-/* Speed of a cache strategy: prefill of P tokens ("pp512") and decode of N tokens ("tg128"), behind d tokens of context ("@d4096").
+/* Speed of a cache strategy: prefill of P tokens ("pp512") and decode of N tokens ("tg128"), behind d tokens of context ("@d4096"),
+ * of one sequence or of several in step ("tg128x32").
  *
  * The session runs under P2: a prompt in ubatches, and a decoded token, one at a time, is sealed before it attends, which is P4.
  * A repetition starts from an empty cache: the depth is filled by prefill, then the clock runs. Every token of a decode computes
@@ -18,6 +19,7 @@ struct kvl_bench_config {
     const struct kvl_bench_test *test; /* [n_tests] */
     size_t n_tests;
     uint32_t ubatch, repetitions, warmup;
+    uint32_t n_sequence; /* sequences in step; rates count the tokens of all */
     uint64_t seed;
     bool synthetic; /* depths are reached with random keys and values (kvl_session_fill) */
     bool exact, allow_long;

@@ -108,11 +108,16 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
     const bool compresses = c->protocol == KVL_P3_PREFILL_EXACT;
     e->layout = (struct kvl_eval_layout){.n_ctx = c->n_ctx, .context = compresses ? c->context : 0, .first_scored = compresses ? c->context : c->n_ctx / 2 + 1};
     e->layout.n_scored = c->n_ctx - e->layout.first_scored;
+    if (c->keep_logits > e->layout.n_scored) {
+        status = kvl_fail(KVL_E_USAGE, "--logits %u: of a window of %u tokens %u are scored", c->keep_logits, c->n_ctx, e->layout.n_scored);
+        goto done;
+    }
     const uint32_t late_rows = piece_tokens(c) < e->layout.n_scored + 1 ? piece_tokens(c) : e->layout.n_scored + 1;
     const uint32_t max_rows = c->early > late_rows ? c->early : late_rows;
     KVL_TRY(kvl_alloc(&e->window, c->n_ctx, sizeof *e->window));
     KVL_TRY(kvl_alloc(&e->kld, e->layout.n_scored, sizeof *e->kld));
     KVL_TRY(kvl_alloc(&e->early, c->early, sizeof *e->early));
+    KVL_TRY(kvl_alloc(&e->logits, (size_t)c->keep_logits * rig->model->dims.n_vocab, sizeof *e->logits));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!spec[role]) continue;
         const struct kvl_session_config session = {.spec = spec[role],
@@ -146,6 +151,7 @@ void kvl_eval_close(struct kvl_eval **eval)
     }
     kvl_free(&e->kld);
     kvl_free(&e->early);
+    kvl_free(&e->logits);
     kvl_free(&e->window);
     kvl_free(eval);
 }
@@ -157,6 +163,16 @@ static kvl_status score_rows(struct kvl_eval *e, const int32_t *targets, uint32_
     if (!e->session[KVL_EVAL_BASE]) return kvl_logprob_score(e->logprob, logits, targets, n, e->score[KVL_EVAL_SPEC] + at);
     return kvl_logprob_compare(e->logprob, kvl_session_logits(e->session[KVL_EVAL_BASE]), logits, targets, n,
                                e->score[KVL_EVAL_BASE] + at, e->score[KVL_EVAL_SPEC] + at, e->kld + at);
+}
+
+/* The logits of n rows, the at-th scored one first, as far as they are wanted: those of the first window. */
+static kvl_status keep_logits(struct kvl_eval *e, uint32_t at, uint32_t n)
+{
+    const uint64_t row = e->rig->model->dims.n_vocab, wanted = e->config.keep_logits;
+    if (at != e->n_logits || at >= wanted) return KVL_OK;
+    if (n > wanted - at) n = (uint32_t)(wanted - at);
+    e->n_logits += n;
+    return kvl_buffer_read(kvl_session_logits(e->session[KVL_EVAL_SPEC]), 0, n * row * sizeof *e->logits, e->logits + at * row);
 }
 
 /* Tokens start .. end - 1 through all sessions, with the logits of n tokens from `first` on. */
@@ -186,7 +202,9 @@ static kvl_status run_piece(struct kvl_eval *e, const struct kvl_eval_layout *l,
     const uint32_t before = l->first_scored - 1, past = before + l->n_scored; /* rows that predict a scored token */
     const uint32_t first = start > before ? start : before, last = end < past ? end : past, n = last > first ? last - first : 0;
     KVL_TRY(forward_piece(e, start, end, n > 0 ? first : start, n, ns));
-    if (n > 0) KVL_TRY(score_rows(e, e->window + first + 1, first - before, n));
+    if (n == 0) goto done;
+    KVL_TRY(score_rows(e, e->window + first + 1, first - before, n));
+    KVL_TRY(keep_logits(e, first - before, n));
 done:
     return status;
 }
@@ -230,7 +248,9 @@ kvl_status kvl_eval_window(struct kvl_eval *e, uint64_t chunk, struct kvl_record
     const struct kvl_tokenizer *tokenizer = e->rig->model->tokenizer;
     memcpy(e->window, e->text->tokens + chunk * n_ctx, n_ctx * sizeof *e->window);
     if (kvl_tokenizer_adds_bos(tokenizer)) e->window[0] = kvl_tokenizer_bos(tokenizer);
-    const kvl_status status = kvl_eval_run(e, &e->layout, record);
+    kvl_status status = kvl_eval_run(e, &e->layout, record);
+    if (status == KVL_OK && e->n_logits > 0 && chunk == e->config.first_chunk)
+        status = kvl_record_logits(record, chunk, e->n_logits, e->rig->model->dims.n_vocab, e->logits);
     if (status == KVL_E_INTERRUPTED)
         kvl_fail(status, "interrupted: %llu of %llu windows are committed", (unsigned long long)(chunk - e->config.first_chunk),
                  (unsigned long long)e->config.chunks);

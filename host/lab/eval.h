@@ -52,6 +52,7 @@ struct kvl_eval_config {
     uint32_t context;                   /* P3: tokens of a window that are prefilled and compressed; the rest is scored */
     uint64_t first_chunk, chunks;       /* chunks 0 = all from first_chunk on */
     enum kvl_protocol protocol;
+    uint32_t keep_logits;               /* scored tokens of the first window whose logits go into the run file */
     uint32_t early;                     /* P3: most tokens of a context that are scored before the compression (kvl_eval_layout) */
     bool measure_loss;                  /* P3: what evictions cost the scored tokens, into the run file */
     bool exact, allow_long;
@@ -78,6 +79,8 @@ struct kvl_eval {
     struct kvl_row_score *score[KVL_EVAL_ROLES];    /* [n_scored] of the last window */
     float *kld;                                     /* [n_scored] of the last window, with a base */
     struct kvl_row_score *early;                    /* [config.early] the same before the compression, so for every cache alike */
+    float *logits;                                  /* [config.keep_logits][n_vocab] of the first scored tokens, `spec`'s */
+    uint32_t n_logits;                              /* of them there so far */
     uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
 };
 

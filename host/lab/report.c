@@ -12,7 +12,8 @@ static kvl_status add_run(cJSON *runs, const char *path)
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
     KVL_TRY(kvl_runfile_read(path, MOST_VALUES, &tree));
-    cJSON_DeleteItemFromObject(tree, "/steps"); /* the page shows no steps, and they are most of a file */
+    cJSON_DeleteItemFromObject(tree, "/steps"); /* the page shows neither, and they are most of a file */
+    cJSON_DeleteItemFromObject(tree, "/logits");
     if (cJSON_AddItemToArray(runs, tree))
         tree = NULL;
     else
@@ -38,7 +39,7 @@ static kvl_status add_runs(const struct kvl_run_paths *paths, cJSON *runs, size_
 kvl_status kvl_report_write(const struct kvl_run_paths *paths, const char *out, size_t *n_bad)
 {
     kvl_status status = KVL_OK;
-    static const struct kvl_page_part parts[] = {{"@CHART@", "host/lab/report/chart.min.js"}, {"@SCRIPT@", "host/lab/report/script.js"}};
+    static const struct kvl_page_part parts[] = {{"@CONTROLS@", "host/lab/report/controls.json"}, {"@CHART@", "host/lab/report/chart.min.js"}, {"@SCRIPT@", "host/lab/report/script.js"}};
     struct kvl_text command = {0};
     cJSON *page = cJSON_CreateObject();
     *n_bad = 0;

@@ -140,7 +140,7 @@ static struct kvl_diff_number named(const char *name, const char *unit, double a
 static kvl_status diff_bytes(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 {
     static const char *const names[] = {"bytes_per_token", "payload_bytes", "scale_bytes", "index_bytes", "table_bytes",
-                                        "slack_bytes",     "resident_bytes", "peak_bytes",  "scratch_bytes"};
+                                        "slack_bytes",     "resident_bytes", "peak_bytes",  "token_read_bytes", "scratch_bytes"};
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct kvl_diff_number number =
@@ -207,6 +207,17 @@ static kvl_status diff_column(const cJSON *a, const cJSON *b, const char *name, 
     return add_number(&out->quality, &number);
 }
 
+static void diff_logits(const cJSON *a, const cJSON *b, struct kvl_diff *out)
+{
+    const cJSON *in_a = column(a, "/logits", "logit"), *in_b = column(b, "/logits", "logit");
+    if (!in_a || !in_b || kvl_run_number(a, "/logits", "chunk") != kvl_run_number(b, "/logits", "chunk")) return;
+    const cJSON *x = in_a->child, *y = in_b->child;
+    for (; x && y; x = x->next, y = y->next, out->n_logits++) {
+        const double difference = fabs(number_of(y) - number_of(x));
+        if (!(difference <= out->largest_logit)) out->largest_logit = difference;
+    }
+}
+
 static kvl_status diff_quality(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 {
     kvl_status status = KVL_OK;
@@ -214,6 +225,7 @@ static kvl_status diff_quality(const cJSON *a, const cJSON *b, struct kvl_diff *
     KVL_TRY(diff_column(a, b, "nll", "nat", out));
     KVL_TRY(diff_column(a, b, "kld", "nat", out));
     KVL_TRY(diff_column(a, b, "same_top1", "1", out));
+    diff_logits(a, b, out);
 done:
     return status;
 }
@@ -284,7 +296,7 @@ done:
 kvl_status kvl_runs_diff(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 {
     kvl_status status = KVL_OK;
-    *out = (struct kvl_diff){0};
+    *out = (struct kvl_diff){.largest_logit = NAN};
     KVL_TRY(diff_config(a, b, out));
     KVL_TRY(diff_bytes(a, b, out));
     KVL_TRY(diff_quality(a, b, out));

@@ -27,6 +27,8 @@ struct kvl_diff {
     struct kvl_diff_setting *setting; /* that differ */
     size_t n_settings;
     struct kvl_diff_numbers bytes, quality, speed;
+    double largest_logit; /* largest difference of a logit of the same window; NaN if the runs hold none (--logits) */
+    size_t n_logits;      /* compared */
     char not_paired[256]; /* why quality is not tested; "" if it is */
 };
 

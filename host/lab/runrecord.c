@@ -443,6 +443,18 @@ kvl_status kvl_record_row(struct kvl_record *r, const union kvl_cell *cells)
     return r->file ? kvl_runfile_row(r->file, r->table, cells) : KVL_OK;
 }
 
+kvl_status kvl_record_logits(struct kvl_record *r, uint64_t chunk, uint32_t n, uint32_t n_vocab, const float *logits)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t dims[] = {n, n_vocab};
+    static const char *const dim_names[] = {"scored_token", "vocabulary"};
+    if (r->file == NULL) return KVL_OK;
+    KVL_TRY(kvl_runfile_integer(r->file, "/logits", "chunk", (int64_t)chunk));
+    KVL_TRY(kvl_runfile_array(r->file, "/logits/logit", "1", "logits that predict the first scored tokens of the window", KVL_COL_F32, 2, dims, dim_names, logits));
+done:
+    return status;
+}
+
 kvl_status kvl_record_summary(struct kvl_record *r, const struct kvl_fact *facts, size_t n)
 {
     return r->file ? put_facts(r->file, "/quality", facts, n) : KVL_OK;
@@ -540,12 +552,11 @@ static kvl_status put_plan(struct kvl_record *r)
     const struct kvl_record_config *c = &r->config;
     const struct kvl_dims *d = &c->model->dims;
     const struct kvl_caps *caps = kvl_device_caps(c->device);
-    const struct kvl_cache_dims dims = kvl_model_cache_dims(d);
-    const struct kvl_cache_config config = {
-        .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact};
+    const struct kvl_session_config session = {
+        .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact, .n_sequence = c->n_sequence};
     const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};
     struct kvl_cache_plan plan = {0};
-    KVL_TRY(kvl_cache_plan_make(&dims, &config, &limits, &plan));
+    KVL_TRY(kvl_session_cache_plan(d, &session, &limits, &plan));
     const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},
                                      {"plan_resident_bytes", (double)plan.resident_bytes, true},
                                      {"plan_cache_scratch_bytes", (double)plan.scratch_bytes, true}};
@@ -555,8 +566,8 @@ done:
     return status;
 }
 
-/* The cache of the session in numbers; the first four are the common keys of --json. */
-enum { COMMON_BYTES = 4, CACHE_FACTS = 9 };
+/* The cache of the session in numbers; the first five are the common keys of --json. */
+enum { COMMON_BYTES = 5, CACHE_FACTS = 10 };
 static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[CACHE_FACTS])
 {
     const struct kvl_fact all[CACHE_FACTS] = {
@@ -564,6 +575,7 @@ static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[C
         {"payload_bytes", (double)b->payload, true},
         {"resident_bytes", (double)b->resident, true},
         {"peak_bytes", (double)b->peak, true},
+        {"token_read_bytes", (double)b->token_read, true},
         {"scale_bytes", (double)b->scale, true},
         {"index_bytes", (double)b->index, true},
         {"table_bytes", (double)b->table, true},
@@ -724,9 +736,9 @@ void kvl_record_print(const struct kvl_record *r)
     if (r->base.data) printf("base      %s\n", r->base.data);
     printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[r->config.protocol], r->config.ubatch,
            r->config.exact ? ", exact" : "");
-    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB\n",
+    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB; the newest token read %.3f MiB\n",
            (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
-           (double)r->bytes.peak * mib);
+           (double)r->bytes.peak * mib, (double)r->bytes.token_read * mib);
     if (r->mass_lost.n > 0)
         printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
 }

@@ -34,6 +34,7 @@ struct kvl_record_config {
     const struct kvl_spec *spec, *base; /* base may be NULL */
     enum kvl_protocol protocol;
     uint32_t ubatch, n_ctx;
+    uint32_t n_sequence; /* in step, 0 = 1 */
     bool exact;
     bool measures_loss;  /* evictions come with their losses */
     const char *text_sha256; /* NULL = the run has no text */
@@ -58,6 +59,8 @@ kvl_status kvl_record_eviction(struct kvl_record *record, struct kvl_session *se
 kvl_status kvl_record_running(struct kvl_record *record, struct kvl_session *session);
 /* A row of the command's table. */
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
+/* /logits: of the first n scored tokens of a window. Once a file. */
+kvl_status kvl_record_logits(struct kvl_record *record, uint64_t chunk, uint32_t n, uint32_t n_vocab, const float *logits);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */
 kvl_status kvl_record_summary(struct kvl_record *record, const struct kvl_fact *facts, size_t n);
 /* /memory: bytes by class and layer from the ledger, and the session's cache. Call while the sessions are alive, at their fullest.

@@ -270,6 +270,8 @@ static uint64_t most_columns(const struct kvl_dims *dims)
     return dims->n_ff > least ? dims->n_ff : least;
 }
 
+static uint32_t sequences(const struct kvl_session_config *config) { return config->n_sequence > 1 ? config->n_sequence : 1; }
+
 /* Of heads that are multiplied each for itself, the last one is read up to a multiple of 32 columns. */
 static uint64_t attended_room(const struct kvl_cache_dims *dims) { return padded(dims->joint_value_dim) - dims->joint_value_dim; }
 
@@ -278,14 +280,14 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
 {
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
     const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
-    const uint64_t u = kvl_cache_ubatch(&cache);
+    const uint64_t s = sequences(config), u = kvl_cache_ubatch(&cache) * s;
     bytes[IDS] = u * sizeof(int32_t);
     bytes[HIDDEN] = u * dims->n_embd * sizeof(float);
     bytes[NORMED] = u * padded(dims->n_embd) * sizeof(float);
     bytes[STAGE] = u * kvl_stage_row(&cache_dims) * sizeof(float);
     bytes[ATTENDED] = (u * padded((uint64_t)dims->n_head * kvl_output_dim(&cache_dims)) + attended_room(&cache_dims)) * sizeof(float);
     bytes[FEED_FORWARD] = u * padded(dims->n_ff) * sizeof(float);
-    bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * dims->n_vocab * sizeof(float);
+    bytes[LOGITS] = (config->max_logits ? config->max_logits : 1ull) * s * dims->n_vocab * sizeof(float);
     bytes[ROTARY] = (uint64_t)kvl_rope_positions(config->spec, dims->n_layer, config->n_ctx) * (dims->rope_dim ? dims->rope_dim : 2) * sizeof(float);
     bytes[SLIDE_ROTARY] = dims->slide_rope_base != dims->rope_base ? bytes[ROTARY] : 0;
     kvl_mla_scratch(dims, u, bytes + LATENT);
@@ -315,9 +317,23 @@ done:
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
                                   struct kvl_cache_plan *out)
 {
-    const struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
+    struct kvl_cache_dims cache_dims = kvl_model_cache_dims(dims);
     const struct kvl_cache_config cache = {config->spec, config->n_ctx, config->ubatch, config->protocol, config->exact};
+    cache_dims.n_sequence = sequences(config);
+    cache_dims.n_head *= cache_dims.n_sequence;
+    cache_dims.n_kv_head *= cache_dims.n_sequence;
     return kvl_cache_plan_make(&cache_dims, &cache, limits, out);
+}
+
+/* Sequences in step are one with more heads, and nothing may depend on which head it is. */
+static kvl_status check_sequences(const struct kvl_session_config *config, const struct kvl_cache_plan *plan)
+{
+    bool of_heads = plan->evicts || kvl_sides(&plan->dims) == 1;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (int i = 0; i < kvl_sides(&plan->dims); i++) of_heads = of_heads || plan->layer[l].side[i].projection != NULL || plan->layer[l].side[i].shape.table_floats != 0;
+    if (sequences(config) == 1 || !of_heads) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "%u sequences in step: only caches that treat all heads alike; leave out keep=, tables and latents, or time one sequence",
+                    config->n_sequence);
 }
 
 kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session_config *config, struct kvl_session **out)
@@ -333,6 +349,7 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,
                         dims->n_head, dims->head_dim);
     KVL_TRY(kvl_session_cache_plan(dims, config, &limits, &plan));
+    KVL_TRY(check_sequences(config, &plan));
     if (plan.n_position > dims->n_ctx_train && !config->allow_long) {
         status = kvl_fail(KVL_E_USAGE, "%u positions wanted, %s was trained for %u: use fewer, a cache that bounds them (pos=compact), or --allow-long",
                           plan.n_position, weights->model->name, dims->n_ctx_train);
@@ -347,7 +364,7 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     for (int i = 0; i < N_SCRATCH; i++)
         if (bytes[i] != 0) KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
     KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
-    KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config), most_columns(dims), config->exact));
+    KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config) * sequences(config), most_columns(dims), config->exact));
     KVL_TRY(write_rotary(s, weights->model->rope_freq, s->scratch[ROTARY]));
     if (s->scratch[SLIDE_ROTARY] != NULL) KVL_TRY(write_rotary(s, weights->model->slide_rope_freq, s->scratch[SLIDE_ROTARY]));
     KVL_TRY(kvl_session_reset(s));
@@ -426,7 +443,7 @@ static kvl_status run_products(struct kvl_session *s, struct products *p, uint32
 /* Query, key and value rows in the stage are made of hidden rows: a product for each matrix. */
 static void list_qkv(struct kvl_session *s, const struct layer_weights *layer, struct kvl_rows hidden, const struct kvl_norm *norm, struct products *p)
 {
-    struct kvl_rows y = rows_of(s, STAGE, 0, kvl_stage_row(&kvl_cache_plan(s->cache)->dims));
+    struct kvl_rows y = rows_of(s, STAGE, 0, kvl_stage_row(&kvl_cache_plan(s->cache)->dims) / sequences(&s->config));
     for (size_t i = QKV; i < layer->n_matrices; i++) {
         p->item[p->n++] = (struct kvl_product){&layer->matrix[i], hidden, y, norm, false};
         y.offset += layer->matrix[i].rows;
@@ -520,15 +537,16 @@ done:
     return status;
 }
 
-/* All layers for n tokens whose hidden rows are given. */
+/* All layers for n tokens (of each sequence) whose hidden rows are given. */
 static kvl_status forward_layers(struct kvl_session *s, uint32_t n, struct kvl_rows hidden)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
-    KVL_TRY(project_qkv(s, 0, n, hidden)); /* step 1 of the cache's order; 2 to 8: */
+    const uint32_t n_rows = n * sequences(&s->config);
+    KVL_TRY(project_qkv(s, 0, n_rows, hidden)); /* step 1 of the cache's order; 2 to 8: */
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         KVL_TRY(kvl_cache_step(s->cache, l, n, s->scratch[STAGE], rotary_of(s, l), dims->rope_dim, s->scratch[ATTENDED]));
-        KVL_TRY(finish_layer(s, l, n, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
+        KVL_TRY(finish_layer(s, l, n_rows, hidden, l + 1 < dims->n_layer ? &s->weights->layer[l + 1] : NULL));
     }
 done:
     return status;
@@ -582,17 +600,18 @@ done:
     return status;
 }
 
-/* n tokens; logits of n_logits of them from the first_logit-th on, into rows from first_row on. */
+/* n tokens (of each sequence); logits of n_logits of them from the first_logit-th on, into rows from first_row on. */
 static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits, uint32_t first_row)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
     const struct kvl_rows hidden = rows_of(s, HIDDEN, 0, dims->n_embd);
-    KVL_TRY(embed(s, tokens, n, hidden));
+    const uint32_t each = sequences(&s->config);
+    KVL_TRY(embed(s, tokens, n * each, hidden));
     KVL_TRY(forward_layers(s, n, hidden));
-    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, first_logit, dims->n_embd), n_logits, first_row));
+    if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, (uint64_t)first_logit * each, dims->n_embd), n_logits * each, first_row * each));
     kvl_cache_advance(s->cache, n);
-    count_forward(s, n, n_logits);
+    count_forward(s, n * each, n_logits * each);
 done:
     return status;
 }
@@ -606,7 +625,7 @@ static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_p
 static uint32_t step_tokens(const struct kvl_session *s)
 {
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
-    return plan->evicts_decoding ? 1 : kvl_cache_ubatch(&plan->config);
+    return plan->one_by_one ? 1 : kvl_cache_ubatch(&plan->config);
 }
 
 struct piece {
@@ -773,7 +792,7 @@ kvl_status kvl_session_forward(struct kvl_session *s, const int32_t *tokens, uin
 kvl_status kvl_session_forward_at(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits)
 {
     kvl_status status = KVL_OK;
-    const uint32_t u = step_tokens(s), most = s->config.max_logits ? s->config.max_logits : 1, last_logit = first_logit + n_logits;
+    const uint32_t each = sequences(&s->config), u = step_tokens(s), most = s->config.max_logits ? s->config.max_logits : 1, last_logit = first_logit + n_logits;
     if (n_logits > n || n_logits > most || last_logit > n)
         return kvl_fail(KVL_E_USAGE, "%u rows of logits wanted of %u tokens; the session has room for %u", n_logits, n, most);
     if (n > s->config.n_ctx - kvl_session_position(s))
@@ -781,8 +800,8 @@ kvl_status kvl_session_forward_at(struct kvl_session *s, const int32_t *tokens, 
     if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, first_logit, n_logits);
     for (uint32_t begin = 0; begin < n;) {
         const uint32_t end = n - begin < u ? n : begin + u, from = first_logit > begin ? first_logit : begin, to = last_logit < end ? last_logit : end;
-        KVL_TRY(to > from ? forward_piece(s, tokens + begin, end - begin, from - begin, to - from, from - first_logit)
-                          : forward_piece(s, tokens + begin, end - begin, 0, 0, 0));
+        KVL_TRY(to > from ? forward_piece(s, tokens + begin * each, end - begin, from - begin, to - from, from - first_logit)
+                          : forward_piece(s, tokens + begin * each, end - begin, 0, 0, 0));
         begin = end;
     }
 done:
@@ -845,6 +864,7 @@ void kvl_session_counters(const struct kvl_session *s, struct kvl_counters *out)
     struct kvl_cache_reads reads;
     kvl_cache_reads(s->cache, &reads);
     *out = s->counters;
+    reads.tokens *= sequences(&s->config);
     out->kv_tokens_read = reads.tokens;
     out->kv_bytes_read = reads.bytes;
     const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
@@ -858,6 +878,8 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     kvl_status status = kvl_cache_bytes(s->cache, bytes);
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    struct kvl_cache_reads reads;
+    kvl_cache_reads(s->cache, &reads);
     for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += s->scratch[i] != NULL ? kvl_buffer_bytes(s->scratch[i]) : 0;
     bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
@@ -870,6 +892,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
         .scratch = bytes[KVL_MEM_SCRATCH],
         .resident = kvl_cache_resident(s->cache),
         .peak = kvl_cache_peak(s->cache),
+        .token_read = reads.newest_bytes,
     };
     return KVL_OK;
 }

@@ -23,6 +23,7 @@ struct kvl_session_config {
     uint32_t max_logits;         /* most logits rows of one forward call; 0 = 1 */
     bool allow_long;             /* positions beyond the trained context */
     const struct kvl_prompt_observer *observer; /* NULL, or who is shown the prompt's queries and keys (host/cache/prompt.h); borrowed */
+    uint32_t n_sequence;         /* sequences of equal length in step, 0 = 1 (bench): a token is then one of each, [n][n_sequence], and so are logits */
     bool measure_loss;           /* what evictions cost the tokens of kvl_session_following: struct kvl_selection's last members */
 };
 
@@ -39,6 +40,7 @@ uint32_t kvl_session_position(const struct kvl_session *session); /* tokens seen
 /* Runs n tokens at the next positions, in pieces of at most ubatch. Enqueues; does not wait.
  * Where the cache evicts (keep=, P3), the first call's tokens are the prompt: they pass through one layer after the other, attend to each other
  * in full precision, and are compressed; the call then waits for each layer.
+ * tokens: [n], with sequences in step [n][n_sequence].
  * n_logits: logits are computed for the last n_logits of the n tokens (0 .. n) into a device buffer, rows [n_logits][n_vocab] f32,
  * which stays valid until the next call.
  * Ctrl-C ends this call and kvl_session_fill before the next piece with KVL_E_INTERRUPTED and no message: the caller knows what is lost. */
@@ -69,10 +71,11 @@ void kvl_session_counters(const struct kvl_session *session, struct kvl_counters
 
 /* Memory of this session's cache, exact. */
 struct kvl_cache_bytes {
-    uint64_t bytes_per_token;   /* payload + scale of one more sealed token over all streams */
+    uint64_t bytes_per_token;   /* payload + scale of one more sealed token (of one sequence) over all streams */
     uint64_t payload, scale, index, table, slack, scratch; /* reserved by class: sums to the session's buffers */
     uint64_t resident;          /* all but scratch */
     uint64_t peak;              /* of the cache classes since new or reset */
+    uint64_t token_read;        /* that attention of the newest token read: of its rows, and of bounds of pages among which it chose */
 };
 kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes *out);
 

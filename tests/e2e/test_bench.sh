@@ -43,6 +43,15 @@ get run.json '[x[k] for x in r for k in "kv device model protocol ubatch bytes_p
 [[ $(get run.json 'r[6]["bytes_per_token"] < r[0]["bytes_per_token"]') == True ]] || fail "int4 takes less than f16 a token"
 [[ $(get run.json 'r[6]["resident_bytes"] < r[0]["resident_bytes"] / 2') == True ]] || fail "a window of int4 takes less than half of f16"
 
+# --- sequences in step: their tokens count, and each has a cache of its own ---
+bench -p 16 -n 3 -d 20 -r 2 --sequences 3 --json -o three.h5 >three.json 2>/dev/null
+[[ $(get three.json '[x["test"] for x in r]') == "['pp16x3@d20', 'tg3x3@d20']" ]] || fail "names of tests of sequences"
+[[ $(get three.json 'all(math.isclose(x["tokens_per_s"], statistics.mean(3e9 * (x["n_prompt"] + x["n_gen"]) / ns for ns in x["samples_ns"]), rel_tol=1e-9) for x in r)') == True ]] || fail "rates of sequences"
+bench -p 16 -n 3 -d 20 -r 1 --json -o single.h5 >single.json 2>/dev/null
+[[ $(get three.json 'r[0]["bytes_per_token"]') == $(get single.json 'r[0]["bytes_per_token"]') ]] || fail "bytes/token of sequences are those of one"
+[[ $(get three.json 'r[0]["payload_bytes"]') == $((3 * $(get single.json 'r[0]["payload_bytes"]'))) ]] || fail "three sequences take three caches"
+expect_refusal "sequences in step" --sequences 2 --kv "latent(rank=8)"
+
 # --- one sample has no deviation; one strategy keeps the file's name; strategies default to f16 ---
 bench -p 8 -n 0 -r 1 --warmup 0 --format json -o one.h5 >one.json 2>/dev/null
 [[ -f one.h5 && $(get one.json '(r[0]["sd"], "k=f16" in r[0]["kv"])') == "(None, True)" ]] || fail "one sample: $(cat one.json)"

@@ -60,6 +60,49 @@ static void exact_mode_equals_float64(void **state)
         skip();                                                                                                                    \
     }
 
+/* Sequences in step leave each other alone: the logits of each are those it has by itself, in every shape of append and attention. */
+static void sequences_in_step_equal_one(void **state)
+{
+    SKIP_IF_SLOW();
+    enum { EACH = 12, SEQUENCES = 3 };
+    static const char *const specs[] = {"f32", "int4(group=16)", "int8 sink=2 tail=4", "f16 window=6", "int4(group=16) rope=pre", "int4(group=16) rot=hadamard"};
+    static float alone[SEQUENCES][EACH * TINY_VOCAB], together[EACH * SEQUENCES * TINY_VOCAB];
+    int32_t token[EACH * SEQUENCES];
+    struct rig r = rig_load(TINY_MODEL);
+    for (int i = 0; i < EACH; i++)
+        for (int s = 0; s < SEQUENCES; s++) token[i * SEQUENCES + s] = tiny_token[s * EACH + i];
+    for (size_t k = 0; k < sizeof specs / sizeof *specs; k++) {
+        struct kvl_session_config config = {.n_ctx = EACH, .ubatch = EACH - 2, .protocol = KVL_P2_WRITE_THEN_READ, .exact = true, .max_logits = EACH};
+        struct kvl_cache_bytes one, all;
+        for (int s = 0; s < SEQUENCES; s++) {
+            rig_session(&r, specs[k], config);
+            for (uint32_t i = 0, n; i < EACH; i += n) { /* a prompt of a ubatch, then tokens one by one */
+                n = i == 0 ? EACH - 2 : 1;
+                rig_forward(&r, tiny_token + s * EACH + i, n, alone[s] + (size_t)i * TINY_VOCAB);
+            }
+        }
+        assert_ok(kvl_session_bytes(r.session, &one));
+        config.n_sequence = SEQUENCES;
+        rig_session(&r, specs[k], config);
+        for (uint32_t i = 0, n; i < EACH; i += n) {
+            n = i == 0 ? EACH - 2 : 1;
+            assert_ok(kvl_session_forward(r.session, token + i * SEQUENCES, n, n));
+            for (uint32_t row = 0; row < n * SEQUENCES; row++)
+                assert_ok(kvl_session_read_logits(r.session, row, together + (size_t)(i * SEQUENCES + row) * TINY_VOCAB));
+        }
+        assert_ok(kvl_session_bytes(r.session, &all));
+        assert_int_equal(all.payload + all.scale, SEQUENCES * (one.payload + one.scale));
+        assert_int_equal(all.bytes_per_token, one.bytes_per_token);
+        double worst = 0.0;
+        for (int i = 0; i < EACH; i++)
+            for (int s = 0; s < SEQUENCES; s++)
+                worst = larger(worst, largest_difference(together + (size_t)(i * SEQUENCES + s) * TINY_VOCAB, alone[s] + (size_t)i * TINY_VOCAB, TINY_VOCAB));
+        print_message("    %s: %.1e\n", specs[k], worst);
+        assert_true(worst < 2e-4); /* one row is a GEMV, several are a GEMM: they may sum in another order */
+    }
+    rig_free(&r);
+}
+
 /* Without --exact, the activations of a decode step may be rounded to 8 bits and attention is split over work-groups. */
 static void fast_mode_stays_close(void **state)
 {
@@ -330,6 +373,7 @@ static void refusals_are_clean(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(exact_mode_equals_float64),
+        cmocka_unit_test(sequences_in_step_equal_one),
     cmocka_unit_test(fast_mode_stays_close),
     cmocka_unit_test(ubatch_does_not_matter_under_p1),
     cmocka_unit_test(protocols_agree_where_they_must),

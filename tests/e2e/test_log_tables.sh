@@ -19,6 +19,12 @@ eval_run b int4 20 0 kld
 eval_run c int4 30 5 ppl
 eval_run d int4 5 0 ppl
 eval_run e "int8 sink=4" 20 40 ppl
+mkdir logits
+for run in "f16 f16 --logits 5" "int4 int4 --logits 5" "other f16 --logits 5 --first-chunk 1" "none f16"; do
+    read -r name kv options <<<"$run"
+    # shellcheck disable=SC2086
+    "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 1 --kv "$kv" $options -o "logits/$name.h5" >/dev/null 2>&1 || fail "--logits: $run"
+done
 "$program" bench -m "$model" -p 16 -n 4 -r 3 -o runs/f.h5 >/dev/null 2>&1
 
 # --- diff ---
@@ -49,6 +55,23 @@ PYTHON
 [[ $(get diff.json '[(k, v["verdict"], v["difference"]) for k, v in r["speed"].items()]') == "[('pp16', 'not resolved', 0), ('tg4', 'not resolved', 0)]" ]] || fail "bench: $(cat diff.json)"
 grep -q 'quality is not compared' <("$program" log diff runs/a.h5 runs/f.h5) || fail "a bench has no quality"
 "$program" log diff runs/a.h5 2>err && fail "one file is too few"
+
+# --- logits: only of the same window ---
+python3 - "$program" <<'PYTHON' || fail "logits"
+import json, subprocess, sys, h5py, numpy as np
+def diff(*words): return json.loads(subprocess.run([sys.argv[1], "log", "diff", "--json", *words], stdout=subprocess.PIPE, check=True).stdout)
+a, b = (h5py.File(f"logits/{name}.h5")["logits"] for name in ("f16", "int4"))
+assert a["logit"].shape == (5, 257) and a.attrs["chunk"] == 0, a["logit"]
+largest = float(np.abs(b["logit"][:].astype(float) - a["logit"][:]).max())
+assert largest > 0.01 and abs(diff("logits/f16.h5", "logits/int4.h5")["largest_logit_difference"] - largest) < 1e-6
+for other in ("other", "none"):
+    assert diff("logits/f16.h5", f"logits/{other}.h5")["largest_logit_difference"] is None, other
+devices = diff("--devices", "logits/f16.h5", "logits/f16.h5")[0]["devices"]
+assert [d["logit_largest"] for d in devices] == [0, 0], devices
+PYTHON
+grep -q 'largest difference of 1285 logits' <("$program" log diff logits/f16.h5 logits/int4.h5) || fail "the line of logits"
+if "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 16 --chunks 1 --logits 8 2>err; then fail "more logits than scored tokens"; fi
+grep -q 'of a window of 16 tokens 7 are scored' err || fail "more logits than scored tokens: $(cat err)"
 
 # --- devices: two strategies of four runs are shared ---
 cp runs/b.h5 runs/b2.h5

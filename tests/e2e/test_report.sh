@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The report in a real browser (headless Chromium): no console errors, nothing from a network, numbers in the page equal those in the run
-# files, charts are painted, tables sort, names in files are not run as HTML. Called with the program and the project's root.
+# files, charts are painted, tables sort, names in files are not run as HTML; everything is reached and worked by the keyboard, controls stand out in the
+# Pareto figure, each figure has its command, print has all of it. Called with the program and the project's root.
 # KVLAB_SHOTS=FOLDER keeps screenshots: light, dark, phone, print.
 set -euo pipefail
 program=$1 root=$2
@@ -12,13 +13,13 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 fail() { echo "FAILED: $*"; exit 1; }
 model=$root/data/models/tiny.gguf
-for kv in f16 int8 int4; do "$program" eval kld -m "$model" -f "$root/LICENSE" -c 64 --chunks 17 --kv "$kv" --profile -o "runs/$kv.h5" &>/dev/null; done
+for kv in f16 int8 int4 "sink=2 window=24"; do "$program" eval kld -m "$model" -f "$root/LICENSE" -c 64 --chunks 17 --kv "$kv" --profile -o "runs/${kv#* }.h5" &>/dev/null; done
 hostile='<img src=x onerror=console.error(1)><!--.h5'
 "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 2 -o "runs/$hostile" &>/dev/null
 "$program" bench -m "$model" -p 16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
 
 "$program" report runs -o page.html >out || fail "report"
-[[ $(cat out) == "page.html: 5 runs" ]] || fail "$(cat out)"
+[[ $(cat out) == "page.html: 6 runs" ]] || fail "$(cat out)"
 ! grep -oE '(src|href)="?(https?:)?//' page.html || fail "the page loads something"
 
 browse() { # ARGUMENT...: stderr in err; fails on a console message
@@ -50,7 +51,7 @@ result = json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom,
 assert result["hidden"] == [], result
 assert len(result["painted"]) == 3 and min(result["painted"]) > 2000, result
 up = [float(x) for x in result["up"].split()]
-assert result["sort"] == "ascending" and len(up) == 4 and up == sorted(up) and [float(x) for x in result["down"].split()] == up[::-1], result
+assert result["sort"] == "ascending" and len(up) == 5 and up == sorted(up) and [float(x) for x in result["down"].split()] == up[::-1], result
 
 def table(name):
     body = re.search(rf'<section id="{name}">.*?<tbody>(.*?)</tbody>', dom, re.S).group(1)
@@ -76,6 +77,58 @@ kernels = [r["ns_sum"] for r in table("kernels") if r["file"] == "runs/f16.h5"]
 assert same(kernels, h5py.File("runs/f16.h5")["kernels/ns_sum"]), kernels
 assert "<img" not in dom and "&lt;img src=x" in dom
 print(f"{checked} numbers of {len(runs)} runs, {len(speeds)} speeds and {len(kernels)} kernel times are those of the files")
+PYTHON
+# Keys, controls, commands, print: a browser that is driven.
+python3 - "$browser" "$root/tests/e2e" <<'PYTHON' || fail "the page by keyboard and in print"
+import glob, os, re, shutil, subprocess, sys
+sys.path.append(sys.argv[2])
+from browser import Browser
+page = Browser(sys.argv[1], os.path.abspath("profile2"), f"file://{os.path.abspath('page.html')}")
+try:
+    stops = page.tab_through()
+    reached = [stop for stop in stops if stop[0] in ("SELECT", "BUTTON", "SUMMARY", "A")]
+    there = page.run("[...document.querySelectorAll('select, button, summary, a[href]')].filter((e) => e.checkVisibility()).length")
+    assert len(reached) == there > 20, (len(reached), there)
+    assert all(outline for _, _, outline in stops), [stop for stop in stops if not stop[2]]
+    def tab_to(test):
+        for _ in range(200):
+            page.press("Tab")
+            if page.run(f"(() => {{ const e = document.activeElement; return !!({test}); }})()"): return
+        raise AssertionError(f"Tab does not reach {test}")
+    tab_to("e.tagName === 'SELECT' && e.closest('#quality')")
+    before = page.run("document.activeElement.value")
+    page.press("ArrowDown")
+    assert page.run("document.activeElement.value") != before, "ArrowDown chooses nothing"
+    tab_to("e.tagName === 'SUMMARY' && e.closest('#quality')")
+    page.press("Enter")
+    assert page.run("document.querySelector('#quality .repeat').open") is True, "Enter opens nothing"
+    tab_to("e.textContent === 'perplexity'")
+    page.press("Enter")
+    order = lambda: page.run("[...document.querySelectorAll('#runs td[data-key=quality_ppl]')].map((e) => e.dataset.value ?? '')")
+    up = [float(value) for value in order() if value]
+    page.press(" ", "Space")
+    down = [float(value) for value in order() if value]
+    assert len(up) == 5 and up == sorted(up) and down == up[::-1], (up, down)
+
+    page.run("document.querySelectorAll('#quality select').forEach((e) => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })")
+    shapes = dict(page.run("Chart.getChart(document.querySelector('#quality canvas')).data.datasets.map((s) => [s.label, s.pointStyle])"))
+    assert {name: shape for name, shape in shapes.items() if "control" in name} == {
+        "int8 (control: uniform quantization)": "rect", "int4 (control: uniform quantization)": "rect", "sink=2 window=24 (control: recency)": "triangle",
+        "control: uniform quantization": None} and shapes["f16"] == "circle", shapes
+    assert page.run("document.getElementById('missing').textContent") == "Controls that these runs lack: oracle (best tokens, chosen afterwards)."
+    for figure, n in (("quality", 4), ("roofline", 1)):
+        command = page.run(f"document.querySelector('#{figure} .repeat code').textContent")
+        assert command.count(" &&\n") == n and command.endswith(" report runs -o page.html") and "eval kld" in command, command
+
+    open("print.pdf", "wb").write(page.print_pdf())
+    if shutil.which("pdftotext"):
+        text = subprocess.run(["pdftotext", "-layout", "print.pdf", "-"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert all(os.path.basename(file) in re.sub(r"\s+", "", text) for file in glob.glob("runs/int*.h5")), text[:2000]
+        assert text.count("config_hash") == 6, f"details are open {text.count('config_hash')} times in print"
+    assert page.messages == [], page.messages
+    print(f"{len(reached)} controls by keyboard; {os.path.getsize('print.pdf')} bytes in print")
+finally:
+    page.close()
 PYTHON
 if [[ -n ${KVLAB_SHOTS:-} ]]; then
     mkdir -p "$KVLAB_SHOTS"

@@ -90,7 +90,7 @@ slurm_wait 120 || fail "the array did not end"
 missing=$(get state.json 'r["waiting"]')
 ((missing >= 1 && missing <= 4)) || fail "$missing cells are missing after a kill and a cancellation"
 grep -q "$(get state.json 'r["cells"][0]["id"]')" <(ls runs/s) || fail "ids"
-"$program" sweep grid.yaml --slurm >job 2>err || fail "submitting again: $(cat err)"
+"$program" sweep grid.yaml --slurm --resume >job 2>err || fail "submitting again: $(cat err)"
 slurm_wait 120 || fail "the second array did not end"
 [[ $(done_cells) == 44 ]] || fail "$(done_cells) cells of 44; $(cat runs/s/*.out)"
 [[ ! -e twice ]] || fail "cells ran that were done: $(cat twice)"

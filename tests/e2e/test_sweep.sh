@@ -99,6 +99,10 @@ sed -i 's/, fail, skip, quiet//' fake.yaml
 stat -c '%n %Y %i' runs/f/*.h5 >before
 sweep 0 4 0 0 0 fake.yaml # nothing to do: no process starts, no file changes
 [[ $(grep -c start log) == 4 ]] && stat -c '%n %Y %i' runs/f/*.h5 | cmp -s before || fail "a second call did work"
+sweep 0 4 0 0 0 fake.yaml --resume
+rc=0
+"$program" sweep fake.yaml -o never --resume 2>err || rc=$?
+[[ $rc == 2 && ! -e never ]] && grep -q -- "--resume: never has none of this grid's 4 cells" err || fail "--resume of nothing: exit code $rc: $(cat err)"
 sed -i 's/kv: \[a, b\]/kv: [a, c]/' fake.yaml
 sweep 0 2 2 0 0 fake.yaml # one value changed
 echo more >>text

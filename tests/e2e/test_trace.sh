@@ -87,3 +87,23 @@ assert result["about"].startswith("Token 3 ") and result["layer"] == "2 1", resu
 assert "<b>the" not in dom.split('id="data"')[0] and "<b>the" not in re.sub(r'<script.*?</script>', "", dom, flags=re.S), "the prompt became HTML"
 print("the page steps, switches and shows")
 PYTHON
+python3 - "$browser" "$root/tests/e2e" <<'PYTHON' || fail "the page by keyboard"
+import os, sys
+sys.path.append(sys.argv[2])
+from browser import Browser
+page = Browser(sys.argv[1], os.path.abspath("profile2"), f"file://{os.path.abspath('snapkv.html')}")
+try:
+    there = page.run("""(() => { const all = [...document.querySelectorAll("button, select, input, summary, a[href]")].filter((e) => e.checkVisibility({ visibilityProperty: true }));
+        return all.filter((e) => e.type !== "radio").length + 1; })()""") # a group of radio buttons is one stop
+    stops = [stop for stop in page.tab_through() if stop[0] in ("SELECT", "BUTTON", "SUMMARY", "A", "INPUT")]
+    assert len(stops) == there > 20, (len(stops), there)
+    assert all(outline for _, _, outline in stops), [stop for stop in stops if not stop[2]]
+    while page.run("document.activeElement.id") != "step": page.press("Tab")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    assert page.run("at") == 2 and page.run("get('where').textContent").startswith("token 2 of"), page.run("get('where').textContent")
+    assert len(page.print_pdf()) > 10000 and page.messages == [], page.messages
+    print(f"{len(stops)} controls by keyboard; the arrows step")
+finally:
+    page.close()
+PYTHON

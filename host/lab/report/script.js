@@ -1,6 +1,8 @@
 "use strict";
 // Draws the page from the run files' trees in #data: {command, runs: [tree]}; a tree is what `kvlab log show --json` prints, less /steps.
 const page = JSON.parse(document.getElementById("data").textContent);
+// Strategies that need no method: {name, what, pattern of the resolved spec, shape of the point}.
+const controls = JSON.parse(document.getElementById("controls").textContent).map((control) => ({ ...control, pattern: new RegExp(control.pattern) }));
 const colors = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb7744", "#888888"]; // Paul Tol's bright
 const text = (value) => (value === undefined || value === null ? "" : String(value));
 const shown = (value) => (typeof value !== "number" ? text(value) : Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(6)));
@@ -69,7 +71,6 @@ function table(place, columns, data) {
 // ---- charts ----
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const charts = [];
 
 // Error bars: points carry `se` (vertical).
 const bars = {
@@ -100,17 +101,24 @@ function scale(title, type) {
 function draw(section, datasets, x, y, tip) {
   const canvas = section.querySelector("canvas");
   Chart.getChart(canvas)?.destroy();
-  const chart = new Chart(canvas, {
+  new Chart(canvas, {
     type: "scatter", data: { datasets }, plugins: [bars],
     options: {
       animation: false, maintainAspectRatio: false, scales: { x, y },
       plugins: {
-        legend: { labels: { color: style("--text"), filter: (item) => !datasets[item.datasetIndex].hideLegend } },
+        legend: { labels: { color: style("--text"), usePointStyle: true, filter: (item) => !datasets[item.datasetIndex].hideLegend } },
         tooltip: { callbacks: { label: (item) => tip(item.raw, item.dataset) } },
       },
     },
   });
-  if (!charts.includes(chart)) charts.push(chart);
+}
+
+// Under a figure: the command that runs what it shows again and draws it.
+function repeat(section, shown) {
+  const figure = section.querySelector("figure");
+  figure.querySelector(".repeat")?.remove();
+  const commands = [...new Set(shown.map((row) => row.command_line)), page.command].join(" &&\n");
+  figure.append(element("details", { class: "repeat" }, element("summary", {}, `Repeat this figure: one command, ${shown.length} runs`), element("code", {}, commands)));
 }
 
 const redraws = [];
@@ -128,13 +136,22 @@ function drawQuality() {
   let group = groups[0], measure = measures.find(([name]) => scored.some((row) => row[name] !== undefined));
   const redraw = () => {
     const points = scored.filter((row) => key(row) === group && row[measure[0]] !== undefined);
+    const at = (row) => ({ x: row.per_token, y: row[measure[0]] });
     const sets = points.map((row, i) => {
-      const color = colors[i % colors.length], few = row.quality_n_chunks < 16;
-      return { label: row.label, data: [{ x: row.per_token, y: row[measure[0]], se: row[measure[2]], row }], borderColor: color, backgroundColor: few ? "transparent" : color, pointRadius: 5 };
+      const color = colors[i % colors.length], few = row.quality_n_chunks < 16, control = controls.find(({ pattern }) => pattern.test(text(row.config_kv)));
+      return { label: control ? `${row.label} (control: ${control.what})` : row.label, data: [{ ...at(row), se: row[measure[2]], row }], borderColor: color,
+        backgroundColor: few ? "transparent" : color, pointRadius: control ? 8 : 5, pointStyle: control?.shape ?? "circle", borderWidth: control ? 2 : 1 };
     });
+    const missing = controls.filter(({ pattern, what }) => {
+      const line = points.filter((row) => pattern.test(text(row.config_kv))).map(at).sort((a, b) => a.x - b.x);
+      if (line.length > 1) sets.push({ label: `control: ${what}`, data: line, showLine: true, pointRadius: 0, borderColor: style("--text"), borderWidth: 1, borderDash: [1, 3], hideLegend: true });
+      return line.length === 0;
+    });
+    document.getElementById("missing").textContent = missing.length ? `Controls that these runs lack: ${missing.map(({ what, name }) => `${what} (${name})`).join(", ")}.` : "";
     const front = points.filter((a) => !points.some((b) => b !== a && b.per_token <= a.per_token && b[measure[0]] <= a[measure[0]] && (b.per_token < a.per_token || b[measure[0]] < a[measure[0]])));
-    const line = front.map((row) => ({ x: row.per_token, y: row[measure[0]] })).sort((a, b) => a.x - b.x);
+    const line = front.map(at).sort((a, b) => a.x - b.x);
     sets.push({ label: "not beaten", data: line, showLine: true, pointRadius: 0, borderColor: style("--soft"), borderDash: [4, 4], hideLegend: true });
+    repeat(section, points);
     draw(section, sets, scale("resident bytes a token"), scale(measure[1]),
       (point, set) => `${set.label}: ${shown(point.x)} bytes, ${shown(point.y)}${point.se ? ` +/- ${shown(point.se)}` : ""}`);
   };
@@ -148,12 +165,12 @@ function drawQuality() {
 
 const speeds = rows.flatMap((row) => {
   const tests = column(row.tree, "/bench", "test").map((test, i) => ({
-    file: row.file, kv: row.label, device: row.config_device, test, kind: /^tg/.test(test) ? "decode" : "prefill",
+    row, file: row.file, kv: row.label, device: row.config_device, test, kind: /^tg/.test(test) ? "decode" : "prefill",
     context: column(row.tree, "/bench", "depth")[i], tokens_per_s: column(row.tree, "/bench", "tokens_per_s")[i],
     sd: column(row.tree, "/bench", "sd")[i], repetitions: column(row.tree, "/bench", "repetitions")[i],
   }));
   const own = row.quality_prefill_tokens_per_s;
-  if (own !== undefined) tests.push({ file: row.file, kv: row.label, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
+  if (own !== undefined) tests.push({ row, file: row.file, kv: row.label, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
   return tests;
 });
 function drawSpeed() {
@@ -168,6 +185,7 @@ function drawSpeed() {
       series.set(name, [...(series.get(name) ?? []), { x: s.context, y: s.tokens_per_s, se: s.sd }]);
     }
     const sets = [...series].map(([label, data], i) => ({ label, data: data.sort((a, b) => a.x - b.x), showLine: true, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length] }));
+    repeat(section, [...new Set(speeds.filter((one) => one.kind === kind).map((one) => one.row))]);
     draw(section, sets, scale("tokens in the cache"), scale("tokens a second"), (point, set) => `${set.label}: ${shown(point.y)} tokens/s at ${point.x}`);
   };
   choice(section, "Test", kinds.map((name) => [name, name]), (value) => { kind = value; redraw(); });
@@ -216,6 +234,7 @@ function drawRoofline() {
     const roof = [low, top / slope, high].map((x) => ({ x, y: Math.min(top, slope * x) }));
     const sets = list.map((k, i) => ({ label: `${k.phase} ${k.name}`, data: [{ x: k.flops / k.bytes, y: k.gflops }], borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length], pointRadius: 5 }));
     sets.push({ label: "roof", data: roof, showLine: true, pointRadius: 0, borderColor: style("--text"), hideLegend: true });
+    repeat(section, [list[0].row]);
     draw(section, sets, scale("operations a byte", "logarithmic"), scale("GFLOP/s", "logarithmic"), (point, set) => `${set.label}: ${shown(point.y)} GFLOP/s`);
   };
   choice(section, "Run", files.map((name) => [name, name]), (value) => { file = value; redraw(); });
@@ -238,4 +257,4 @@ document.querySelector("#provenance div").append(...rows.map((row) => element("d
   element("summary", {}, `${row.file}: ${row.label}`), element("p", {}, element("code", {}, row.command_line)),
   element("dl", {}, ...Object.entries(row).filter(([, value]) => typeof value !== "object").flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, text(value))])))));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((redraw) => redraw()));
-addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); charts.forEach((chart) => chart.resize()); });
+addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); document.querySelectorAll("canvas").forEach((canvas) => Chart.getChart(canvas)?.resize()); });

@@ -1,0 +1,87 @@
+"""Run files of `kvlab eval` as windows, and comparisons that are paired by window. Needs numpy and scipy."""
+import csv
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+WINDOW = ("chunk", "length", "depth", "gap", "seed")  # the columns that say which window, or sequence of a task, a row is of
+
+
+def read_runs(kvlab, *folders, key=lambda facts: facts["config_kv_given"]):
+    """{key: {"run", "facts" (everything the file says), "rows" {window: {column: number}}}} of complete runs, specs as given; of two, the one with more rows."""
+    files = [str(path) for folder in folders for path in sorted(Path(folder).glob("*.h5"))]
+    if not files:
+        return {}
+    export = lambda *words: csv.DictReader(subprocess.run([kvlab, "log", "export", "--csv", *words, *files], capture_output=True, text=True, check=True,
+                                                          cwd=ROOT).stdout.splitlines())
+    found = [{"run": Path(facts["file"]).stem, "facts": facts, "rows": {}} for facts in export()]
+    for row in export("--table", "quality"):
+        numbers = {name: float(value) for name, value in row.items() if name != "run" and value}
+        found[int(row["run"])]["rows"][tuple(numbers[name] for name in WINDOW if name in numbers)] = numbers
+    runs = {}
+    for run in found:
+        name = key(run["facts"])
+        if run["facts"]["status"] == "complete" and (name not in runs or len(run["rows"]) > len(runs[name]["rows"])):
+            runs[name] = run
+    return runs
+
+
+def common_windows(*runs):
+    return sorted(set.intersection(*(set(run["rows"]) for run in runs)))
+
+
+def column(run, name, windows):
+    return np.array([run["rows"][window][name] for window in windows])
+
+
+def interval(x):
+    """Mean of paired numbers, its 95 % t-interval, and the two-sided p of mean 0."""
+    x = np.asarray(x)
+    error = x.std(ddof=1) / np.sqrt(len(x))
+    half = stats.t.ppf(0.975, len(x) - 1) * error
+    p = 2 * stats.t.sf(abs(x.mean() / error), len(x) - 1) if error > 0 else float(x.mean() == 0)
+    return {"mean": x.mean(), "low": x.mean() - half, "high": x.mean() + half, "p": p, "n": len(x)}
+
+
+def holm(p):
+    """Adjusted p values (Holm, Scandinavian Journal of Statistics 6(2), 1979), in the order given."""
+    order, adjusted, least = np.argsort(p), np.empty(len(p)), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        adjusted[i] = least
+    return adjusted
+
+
+def add_holm(rows, p="p", into="p_holm"):
+    for row, value in zip(rows, holm(np.array([row[p] for row in rows]))):
+        row[into] = value
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows)
+
+
+def show(x, digits=4):
+    return f"{x['mean']:+.{digits}f} [{x['low']:+.{digits}f}, {x['high']:+.{digits}f}]"
+
+
+def new_figure(*size, columns=1, **more):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    plt.rcParams["svg.hashsalt"] = "kvlab"
+    return plt.subplots(1, columns, figsize=size, layout="constrained", **more)
+
+
+def save_figure(figure, path, command):
+    """With the one command that makes it again printed under it; also as PNG if the path ends so."""
+    figure.supxlabel(command, fontsize=7, family="monospace")
+    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=110)
