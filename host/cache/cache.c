@@ -21,12 +21,12 @@ struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
-    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
+    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw, *gone; /* the last three NULL unless tokens go while decoding */
     struct kvl_buffer *bounds, *picks;   /* NULL if no layer chooses pages */
     struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
-    uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
+    uint32_t *lost, *lost_at_prompt;     /* [L][H] tokens evicted, by streams; at the end of the prompt */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
@@ -188,6 +188,7 @@ static kvl_status allocate(struct kvl_cache *cache)
     if (plan->index_bytes != 0) {
         KVL_TRY(kvl_buffer_new(device, "token index", -1, KVL_MEM_INDEX, plan->index_bytes, true, &cache->index));
         KVL_TRY(kvl_buffer_new(device, "newest scores", -1, KVL_MEM_SCRATCH, plan->raw_bytes, true, &cache->raw));
+        KVL_TRY(kvl_buffer_new(device, "tokens gone", -1, KVL_MEM_SCRATCH, plan->gone_bytes, false, &cache->gone));
     }
     if (plan->bounds_bytes != 0) {
         KVL_TRY(kvl_buffer_new(device, "bounds of pages", -1, KVL_MEM_INDEX, plan->bounds_bytes, false, &cache->bounds));
@@ -213,6 +214,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
+    KVL_TRY(kvl_alloc(&cache->lost_at_prompt, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost_at_prompt));
     KVL_TRY(allocate(cache));
     kvl_cache_reset(cache);
     *out = cache;
@@ -237,12 +239,14 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->sums);
     kvl_buffer_free(&c->index);
     kvl_buffer_free(&c->raw);
+    kvl_buffer_free(&c->gone);
     kvl_buffer_free(&c->bounds);
     kvl_buffer_free(&c->picks);
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
     kvl_free(&c->lost);
+    kvl_free(&c->lost_at_prompt);
     kvl_free(cache);
 }
 
@@ -252,6 +256,7 @@ void kvl_cache_reset(struct kvl_cache *cache)
     cache->reads = (struct kvl_cache_reads){0};
     cache->peak_bytes = 0;
     memset(cache->lost, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost);
+    memset(cache->lost_at_prompt, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost_at_prompt);
     cache->n_prompt = 0;
     for (uint32_t i = 0; kvl_pages_by_layer(&cache->plan) && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
@@ -803,11 +808,20 @@ static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     push(&call, KVL_U32(layer->cells));
     push(&call, KVL_BUF(cache->raw));
     push(&call, KVL_U64(layer->raw_offset));
+    push(&call, KVL_BUF(cache->gone));
+    push(&call, KVL_U64(layer->gone_offset));
+    push(&call, KVL_U32(cache->plan.gone_room));
     push(&call, KVL_U32(l));
     push(&call, KVL_U32(what->target));
     push(&call, KVL_U32(what->first));
     push(&call, KVL_U32(what->newest));
     push(&call, KVL_U32(what->parameter));
+    if (layer->running.source == KVL_RUN_KEYS) {
+        push(&call, KVL_BUF(cache->tables));
+        push(&call, KVL_BUF(cache->exact));
+        push(&call, KVL_U64(layer->exact_offset));
+        push(&call, KVL_U64(n > 1 ? layer[1].exact_offset - layer->exact_offset : 0));
+    }
     push_view(&call, cache, l, 1, 1);
     const struct kvl_work work = {.bytes = (uint64_t)n * longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
     return launch(cache, what->kernel, groups * group, n, 1, group, work, &call);
@@ -1059,7 +1073,8 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
     const uint32_t heads = layer->n_stream;
     const uint64_t slots = (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
     for (uint32_t h = 0; h < heads; h++) {
-        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] = n_token - count[h];
+        const size_t stream = (size_t)l * cache->plan.dims.n_kv_head + h;
+        cache->lost[stream] = cache->lost_at_prompt[stream] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
     cache->position = cache->n_prompt = n_token;
@@ -1208,6 +1223,15 @@ kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, 
     const uint32_t stored = max_u32(sealed, min_u32(places, layer->sink));
     return stored == 0 ? KVL_OK
                        : kvl_buffer_read(cache->index, (layer->index_offset + (uint64_t)h * layer->cells) * sizeof *position, stored * sizeof *position, position);
+}
+
+kvl_status kvl_cache_gone(struct kvl_cache *cache, uint32_t l, uint32_t h, struct kvl_gone *gone, uint32_t *n)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const size_t stream = (size_t)l * cache->plan.dims.n_kv_head + h;
+    *n = layer->cells != 0 ? cache->lost[stream] - cache->lost_at_prompt[stream] : 0;
+    const uint64_t known = min_u32(*n, cache->plan.gone_room), first = layer->gone_offset + (uint64_t)h * cache->plan.gone_room;
+    return known == 0 ? KVL_OK : kvl_buffer_read(cache->gone, first * sizeof *gone, known * sizeof *gone, gone);
 }
 
 kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *page, uint32_t *n)

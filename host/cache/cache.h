@@ -48,6 +48,9 @@ kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, 
 /* Blocks: the pages, ascending, that the newest query of head h read in layer l, which must be the last that chose; room for its most_pages; *n = 0 also
  * where it read all. */
 kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *page, uint32_t *n);
+/* Blocks: the tokens that head h of layer l has lost while decoding, in the order in which they went: *n of them, of which the first are in gone, at most the
+ * plan's gone_room. */
+kvl_status kvl_cache_gone(struct kvl_cache *cache, uint32_t l, uint32_t h, struct kvl_gone *gone, uint32_t *n);
 /* Where a head's tokens of a side are, by place (of a cache that evicted nothing: by position): [0, sink) exact, [sink, sealed) encoded, [sealed,
  * places) exact until they are. Of a window, those from sink to before `first` are gone. */
 struct kvl_segments {

@@ -136,9 +136,10 @@ done:
     return status;
 }
 
-static bool scores_new_tokens(const struct kvl_layer_plan *layer)
+/* What a score has to say on the device, of those that have. */
+static const char *score_body(const struct kvl_layer_plan *layer, const char *kernels)
 {
-    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
+    return strcmp(kernels, "evict.cl") == 0 && layer->score->head.device_source != NULL ? layer->score->head.device_source : "";
 }
 
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
@@ -158,7 +159,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
         {"append.cl", kvl_source_text("append.cl")},
-        {"score", scores_new_tokens(layer) && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
+        {"score", score_body(layer, kernels)},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

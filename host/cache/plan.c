@@ -6,7 +6,7 @@
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
-enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
+enum { GONE_ROOM = 1024, PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
 uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
 {
@@ -432,17 +432,21 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, scores = 0;
+    uint64_t numbers = 0, scores = 0, gone = 0;
+    plan->gone_room = plan->config.n_ctx < GONE_ROOM ? plan->config.n_ctx : GONE_ROOM;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * layer->n_stream * layer->cells;
         layer->raw_offset = scores;
         scores += (uint64_t)plan->dims.n_head * layer->cells;
+        layer->gone_offset = gone;
+        gone += layer->cells != 0 ? (uint64_t)layer->n_stream * plan->gone_room : 0;
     }
     plan->evicts_decoding = plan->one_by_one = scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
     plan->raw_bytes = scores * sizeof(float);
+    plan->gone_bytes = gone * sizeof(struct kvl_gone);
 }
 
 /* Bounds of pages, a stream's one behind the other. */
@@ -503,7 +507,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
     plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
-    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->picks_bytes + plan->record_bytes + plan->sum_bytes;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->gone_bytes + plan->picks_bytes + plan->record_bytes + plan->sum_bytes;
 }
 
 static void sum_bytes(struct kvl_cache_plan *plan)

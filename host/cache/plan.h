@@ -91,6 +91,7 @@ struct kvl_layer_plan {
     struct kvl_page_reading pages;   /* of a layer whose queries may have to choose: size is that of its pages; tokens 0: they never do */
     uint32_t most_pages;             /* whole pages of a stream's body at most */
     uint64_t bounds_offset;          /* of its pages' bounds, bytes */
+    uint64_t gone_offset;            /* of its heads' tokens in `gone`: entries */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -102,6 +103,12 @@ struct kvl_attend_shape {
 
 enum { KVL_MAX_SLABS = 16 };
 
+/* A token that went while others were decoded. */
+struct kvl_gone {
+    uint32_t seen, position; /* tokens seen when it went; where it stood */
+    float mass;              /* share of the newest query's attention that went to it, mean over the query heads of its kv head; NaN: its score reads none */
+};
+
 struct kvl_cache_plan {
     struct kvl_cache_dims dims;
     struct kvl_cache_config config;
@@ -110,6 +117,8 @@ struct kvl_cache_plan {
     struct kvl_layer_plan *layer;    /* [L], owned */
     bool evicts_decoding;            /* some layer */
     uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
+    uint32_t gone_room;              /* of tokens that go while decoding, so many are remembered of each head, the first ones */
+    uint64_t gone_bytes;             /* scratch */
     uint64_t bounds_bytes, picks_bytes; /* least and largest of each channel of pages' keys (class index); a step's scores of pages, and which it reads
                                          * (scratch) */
     bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, or chooses what it reads */

@@ -397,6 +397,9 @@ done:
 struct held {
     uint32_t n, *token; /* [T] */
     double *score;      /* [T] */
+    double *mass;       /* [T] share of the newest query's attention, summed over the query heads */
+    uint32_t n_gone;
+    struct kvl_gone *gone; /* [T] */
 };
 
 struct evict_work {
@@ -407,6 +410,7 @@ struct evict_work {
     struct held *held;    /* [H] */
     double *weight;       /* [T] */
     float *query, *key;   /* [D] */
+    float *rows;          /* [T][D + 1] */
 };
 
 /* The place's row of a side: sinks and the newest tokens in full precision. */
@@ -455,20 +459,40 @@ static uint32_t first_to_go(const struct held *held, const struct kvl_score_runn
     return found;
 }
 
+/* Scores of all tokens of head h by the plug-in's specification, from the keys that it has. rows: room for them. */
+static kvl_status score_keys(struct evict_work *w, const struct kvl_instance *keep, uint32_t h, float *rows, float *scores)
+{
+    struct held *held = &w->held[h];
+    const uint32_t d = w->plan->dims.head_dim;
+    const struct kvl_score_input in = {.struct_size = sizeof in, .n_layer = 1, .n_token = held->n, .n_head = 1, .n_kv_head = 1, .head_dim = d, .k = rows};
+    for (uint32_t i = 0; i < held->n; i++) memcpy(rows + (size_t)i * d, held_row(w, KVL_SIDE_K, h, i), d * sizeof *rows);
+    if (((const struct kvl_score *)keep->plugin)->ref(keep->priv, &in, scores) != 0) return kvl_fail(KVL_E_VERIFY, "score %s: its reference failed", keep->plugin->name);
+    for (uint32_t i = 0; i < held->n; i++) held->score[i] = scores[i];
+    return KVL_OK;
+}
+
 static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t position)
 {
     struct kvl_score_running running = {.struct_size = sizeof running};
     const struct kvl_layer_plan *layer = w->layer;
+    const uint32_t group = w->plan->dims.n_head / w->plan->dims.n_kv_head;
     uint32_t target;
     const kvl_status status = kvl_decode_target(w->plan, l, position + 1, 1, &target);
     if (status != KVL_OK) return status;
     layer->score->running(kvl_spec_layer(w->plan->config.spec, l)->keep[0].priv, target, &running);
     for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
         struct held *held = &w->held[h];
+        if (running.source == KVL_RUN_KEYS && held->n > target) {
+            const kvl_status scored = score_keys(w, &kvl_spec_layer(w->plan->config.spec, l)->keep[0], h, w->rows, w->rows + (size_t)held->n * w->plan->dims.head_dim);
+            if (scored != KVL_OK) return scored;
+        }
         while (held->n > target) {
             const uint32_t sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], held->n);
             if (sealed == layer->sink) break;
             const uint32_t gone = first_to_go(held, &running, layer->sink, sealed, position);
+            const bool attends = running.source == KVL_RUN_SUM || running.source == KVL_RUN_NEWEST;
+            held->gone[held->n_gone++] = (struct kvl_gone){position + 1, held->token[gone], attends ? (float)(held->mass[gone] / group) : NAN};
+            memmove(held->mass + gone, held->mass + gone + 1, (held->n - gone - 1) * sizeof *held->mass);
             memmove(held->token + gone, held->token + gone + 1, (held->n - gone - 1) * sizeof *held->token);
             memmove(held->score + gone, held->score + gone + 1, (held->n - gone - 1) * sizeof *held->score);
             held->n--;
@@ -487,10 +511,12 @@ static void take_in(struct evict_work *w, uint32_t position, const float *q, con
         struct held *held = &w->held[h];
         held->token[held->n] = position;
         held->score[held->n++] = stored != NULL ? stored[h] : 0.0;
+        for (uint32_t i = 0; i < held->n; i++) held->mass[i] = 0.0;
         for (uint32_t i = 0; i < held->n && running->source == KVL_RUN_NEWEST; i++) held->score[i] = 0.0;
     }
     for (uint32_t r = 0; r < dims->n_head; r++) {
         attend_held(w, r / group, position, q + (size_t)r * dims->head_dim, out + (size_t)r * dims->head_dim);
+        for (uint32_t i = 0; i < w->held[r / group].n; i++) w->held[r / group].mass[i] += w->weight[i];
         if (running->source == KVL_RUN_STORED) continue;
         for (uint32_t h = 0; h < dims->n_kv_head; h++)
             for (uint32_t i = 0; i < w->held[h].n && (running->is_shared || h == r / group); i++) w->held[h].score[i] += w->weight[i];
@@ -498,7 +524,7 @@ static void take_in(struct evict_work *w, uint32_t position, const float *q, con
 }
 
 kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held)
+                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone, struct kvl_gone *gone)
 {
     kvl_status status = KVL_OK;
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
@@ -506,22 +532,29 @@ kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, ui
     struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope};
     float *rows = NULL;
     double *scores = NULL;
-    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d, sizeof *rows));
-    KVL_TRY(kvl_alloc(&scores, ((size_t)heads + 1) * n_tokens, sizeof *scores));
+    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d + (size_t)n_tokens * (d + 1), sizeof *rows));
+    KVL_TRY(kvl_alloc(&scores, (2 * (size_t)heads + 1) * n_tokens, sizeof *scores));
     KVL_TRY(kvl_alloc(&w.held, heads, sizeof *w.held));
-    w.weight = scores + (size_t)heads * n_tokens;
+    w.weight = scores + 2 * (size_t)heads * n_tokens;
     w.query = rows + 4 * size;
     w.key = w.query + d;
+    w.rows = w.key + d;
     for (int s = 0; s < KVL_SIDES; s++) {
         w.side[s] = (struct sources){rows + s * 2 * size, rows + (s * 2 + 1) * size};
         KVL_TRY(read_side(plan, l, s, false, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
     }
-    for (uint32_t h = 0; h < heads; h++) w.held[h] = (struct held){0, held + (size_t)h * n_tokens, scores + (size_t)h * n_tokens};
+    for (uint32_t h = 0; h < heads; h++) {
+        const size_t first = (size_t)h * n_tokens;
+        w.held[h] = (struct held){.token = held + first, .score = scores + first, .mass = scores + (size_t)heads * n_tokens + first, .gone = gone + first};
+    }
     for (uint32_t p = 0; p < n_tokens; p++) {
         take_in(&w, p, q + p * q_row, stored != NULL ? stored + (size_t)p * heads : NULL, out + p * q_row);
         if (p > 0) KVL_TRY(evict_after(&w, l, p)); /* the prompt's eviction is another: here it keeps its token */
     }
-    for (uint32_t h = 0; h < heads; h++) n_held[h] = w.held[h].n;
+    for (uint32_t h = 0; h < heads; h++) {
+        n_held[h] = w.held[h].n;
+        n_gone[h] = w.held[h].n_gone;
+    }
 done:
     kvl_free(&w.held);
     kvl_free(&scores);

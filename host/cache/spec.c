@@ -721,6 +721,9 @@ static kvl_status check_decode_eviction(const struct kvl_layer_spec *entry)
     if (score->running(entry->keep[0].priv, 1, &running) != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s does not go on while tokens are decoded with these options (kvlab plugins %s says why): change"
                                            " them, or use when=prefill", score->head.name, score->head.name);
+    if (running.source == KVL_RUN_KEYS && entry->rope == KVL_STORE_PRE_ROPE)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: while tokens are decoded score %s reads stored keys as attention sees them, and rope=pre turns these when they"
+                                           " are read: use rope=post, or when=prefill", score->head.name);
     if (((const struct kvl_budget *)entry->budget.plugin)->split != NULL)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: budget %s shares a prompt's tokens out among the heads, and while tokens are decoded each head keeps the"
                                            " same number: use budget=uniform, or when=prefill", entry->budget.plugin->name);

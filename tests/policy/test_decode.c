@@ -67,20 +67,38 @@ static const struct row {
     {"k=think(recent=0) v=f32 table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"f32 rope=pre pos=compact keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 120, 64},
     {"int8 rope=pre rot=hadamard korder=hf sink=3 tail=7 pos=compact keep=tova budget=uniform(tokens=40) when=every:5", &dims_tiny, 120, 16},
+    {"f16 keep=keydiff budget=uniform(tokens=33) when=full", &dims_smol, 120, 64},
+    {"int4(group=16) sink=4 tail=20 keep=keydiff budget=uniform(tokens=50) when=every:16", &dims_tiny, 150, 16},
+    {"k=int8 v=int4 rot=hadamard korder=hf keep=keydiff budget=uniform(kept=0.4) when=every:10", &dims_one, 110, 128},
     {"f16 keep=h2o budget=uniform(tokens=1) when=full", &dims_tiny, 40, 16},
     {"f16 keep=h2o budget=uniform(tokens=0) when=full", &dims_tiny, 40, 16}, /* a head that keeps nothing: each query sees its own token */
     {"f16 sink=4 tail=9 keep=h2o budget=uniform(tokens=3) when=full", &dims_tiny, 60, 16}, /* what cannot go stays */
     {"f16 keep=tova budget=uniform(tokens=500) when=full", &dims_tiny, 60, 16},            /* fewer tokens than the budget */
 };
 
+/* Which tokens have gone, and when, and what of the newest query's attention they got. */
+static void compare_gone(struct bench *b, const char *spec, uint32_t h, uint32_t n_gone, const struct kvl_gone *want)
+{
+    struct kvl_gone *got = calloc(b->plan.gone_room + 1, sizeof *got);
+    uint32_t n;
+    assert_ok(kvl_cache_gone(b->cache, 0, h, got, &n));
+    assert_int_equal(n, n_gone);
+    for (uint32_t i = 0; i < n; i++)
+        if (got[i].seen != want[i].seen || got[i].position != want[i].position || !(isnan(want[i].mass) ? isnan(got[i].mass) : fabs(got[i].mass - want[i].mass) < 1e-5))
+            fail_msg("%s: head %u, token %u to go: %u behind %u with %g, not %u behind %u with %g", spec, h, i, got[i].position, got[i].seen, got[i].mass,
+                     want[i].position, want[i].seen, want[i].mass);
+    free(got);
+}
+
 static void run_row(const struct row *row)
 {
     struct bench b = {.dims = *row->dims, .n_tokens = row->n_tokens, .rope_dim = row->rope_dim};
-    uint32_t n_held[8], *held = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *held), *got = calloc(row->n_tokens, sizeof *got);
+    uint32_t n_held[8], n_gone[8], *held = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *held), *got = calloc(row->n_tokens, sizeof *got);
+    struct kvl_gone *gone = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *gone);
     open_bench(&b, row->spec);
     random_rows(&b);
     feed(&b);
-    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, NULL, b.want, n_held, held));
+    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, NULL, b.want, n_held, held, n_gone, gone));
     const double worst = largest_difference(b.got + q_row(&b), b.want + q_row(&b), (b.n_tokens - 1) * q_row(&b));
     print_message("    %-100s largest difference %.2e\n", row->spec, worst);
     for (uint32_t h = 0; h < b.dims.n_kv_head; h++) {
@@ -89,9 +107,10 @@ static void run_row(const struct row *row)
             if (got[i] != held[(size_t)h * b.n_tokens + i]) fail_msg("%s: head %u has token %u, not %u", row->spec, h, got[i], held[(size_t)h * b.n_tokens + i]);
     }
     assert_true(worst < 3e-5);
+    for (uint32_t h = 0; h < b.dims.n_kv_head; h++) compare_gone(&b, row->spec, h, n_gone[h], gone + (size_t)h * b.n_tokens);
     check_bytes(&b);
     close_bench(&b);
-    free(held), free(got);
+    free(held), free(got), free(gone);
 }
 
 static void device_equals_reference(void **state)
@@ -145,6 +164,17 @@ static void numpy_agrees(void **state)
         for (uint32_t h = 0; h < DECODE_HEADS; h++) {
             assert_int_equal(held_of(&b, h, got), a->n_held);
             for (uint32_t j = 0; j < a->n_held; j++) assert_int_equal(got[j], a->held[h][j]);
+        }
+        for (uint32_t h = 0; h < DECODE_HEADS; h++) {
+            struct kvl_gone gone[DECODE_TOKENS];
+            uint32_t n;
+            assert_ok(kvl_cache_gone(b.cache, 0, h, gone, &n));
+            assert_int_equal(n, a->n_gone);
+            for (uint32_t j = 0; j < DECODE_GONE; j++) {
+                const struct kvl_gone *last = &gone[n - DECODE_GONE + j];
+                assert_true(last->seen == a->gone[h][j].seen && last->position == a->gone[h][j].position);
+                assert_true(isnan(a->gone[h][j].mass) ? isnan(last->mass) : fabs(last->mass - a->gone[h][j].mass) < 1e-6);
+            }
         }
         const double worst = largest_difference(b.got + (b.n_tokens - 1) * q_row(&b), a->out, q_row(&b));
         print_message("    %-70s largest difference of the last outputs %.2e\n", a->spec, worst);
@@ -321,6 +351,8 @@ static void what_cannot_be_is_refused(void **state)
         {"keep=chunk(of=h2o) budget=uniform(tokens=9) when=full", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=full ktail=4", "use tail="},
         {"keep=h2o budget=uniform(tokens=9) when=full pos=compact", "add rope=pre"},
+        {"keep=keydiff budget=uniform(tokens=9) when=full rope=pre pos=compact", "use rope=post"},
+        {"keep=critical(of=h2o) budget=uniform(tokens=9) when=every:4", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=every:0", "is never"},
         {"keep=h2o budget=uniform(tokens=9) when=every:x", "not a number of tokens"},
         {"keep=h2o budget=uniform(tokens=9) when=always", "prefill every:N full"},
