@@ -106,10 +106,9 @@ def spec_of(wide):
 
 def choose(rows):
     """{name: spec} of caches of 3 bits a number, on average."""
-    kld = {(row["layer"], row["side"], row["bits"]): float(row["kld"]) for row in rows}
-    gain = {(layer, side): kld[layer, side, 2] - kld[layer, side, 4] for layer in range(LAYERS) for side in "kv"}
-    by_layer = {layer: gain[layer, "k"] + gain[layer, "v"] for layer in range(LAYERS)}
-    pairs = sorted(gain, key=gain.get, reverse=True)  # every step costs the same bytes: the greedy choice is the largest gains
+    cost = {(row["layer"], row["side"]): float(row["kld"]) for row in rows if row["bits"] == 2}
+    by_layer = {layer: cost[layer, "k"] + cost[layer, "v"] for layer in range(LAYERS)}
+    pairs = sorted(cost, key=cost.get, reverse=True)  # every step to 4 bits costs the same bytes: the greedy choice is where 2 bits cost most
     layers = sorted(by_layer, key=by_layer.get, reverse=True)[:LAYERS // 2]
     four, two = CODEC.format(4), CODEC.format(2)
     return {"3 bits everywhere": CODEC.format(3), "mix of layers and sides": spec_of(set(pairs[:LAYERS])),
