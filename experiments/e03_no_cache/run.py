@@ -2,7 +2,6 @@
 """A text generated with the cache and without: what is computed, and how the time of a token grows. Runs what is missing, then prints the table and writes
 runs.csv, steps.csv and fits.csv. Needs numpy and h5py. See why.md."""
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -75,11 +74,8 @@ def main():
     times = {mode: durations(args, mode) for mode in MODES}
     steps = [{"run": run_file(args, "no cache", 0).stem, "tokens": t + 3, "cache_ns": int(a), "no_cache_ns": int(b)} for t, (a, b) in enumerate(zip(*times.values()))]
     fits = [fit(args, mode, 1) for mode in MODES]
-    for name, table in (("steps", steps), ("fits", fits)):
-        with open(HERE / f"{name}.csv", "w", newline="") as file:
-            out = csv.DictWriter(file, table[0], lineterminator="\n")
-            out.writeheader()
-            out.writerows(table)
+    collect.write_csv(HERE / "steps.csv", steps)
+    collect.write_csv(HERE / "fits.csv", fits)
     print("| | keys and values computed | ms at no tokens | us a token in front | R^2 | ms of the last tokens |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     for f in fits:
         computed = next(row["quality_kv_computed"] for row in rows if row["run"] == f["run"])
