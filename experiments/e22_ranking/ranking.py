@@ -121,21 +121,19 @@ def draw(args):
     summary = list(csv.DictReader(open(args.out / "runs.csv")))
     rows = [row for row in csv.DictReader(open(args.out / "ranking.csv")) if row["b"] == "recency"]
     figure, (left, right) = paired.new_figure(14, 6, columns=2, width_ratios=(1.25, 1))
-    markers = {"0.5": "o", "0.75": "s", "": "D"}
-    drawn = set()
+    markers, drawn = {"0.5": "o", "0.75": "s", "": "D"}, set()
     for row in summary:
-        x, (mean, low, high) = int(row["resident_bytes"]) / 2**20, number(row, "delta_mean", "delta_low", "delta_high")
         if row["name"] == "int2":
             continue  # far above everything: in the table
-        kind = "quantized" if row["removed"] == "" else row["name"]
-        colour = COLOURS.get(kind, "#0072B2")
-        label = {"recency": "recency (control)", "quantized": "quantized (control)", "oracle": "oracle (ceiling)", "random": "random"}.get(kind, "policies")
-        left.errorbar(x, mean, [[mean - low], [high - mean]], fmt=markers[row["removed"]], color=colour, markersize=5, linewidth=1, capsize=2,
+        (mean, low, high), kind = number(row, "delta_mean", "delta_low", "delta_high"), "quantized" if row["removed"] == "" else row["name"]
+        x = int(row["resident_bytes"]) / 2**20 + beside(row, summary)
+        label = {"recency": "recency (control)", "quantized": "quantized (control)", "oracle": "oracle (ceiling)"}.get(kind, kind if kind == "random" else "policies")
+        left.errorbar(x, mean, [[mean - low], [high - mean]], fmt=markers[row["removed"]], color=COLOURS.get(kind, "#0072B2"), markersize=5, linewidth=1, capsize=2,
                       label=None if label in drawn else label)
+        left.annotate(row["name"], (x, high), xytext=(0, 3), textcoords="offset points", fontsize=7, rotation=60, rotation_mode="anchor")
         drawn.add(label)
-    spread(left, [(int(row["resident_bytes"]) / 2**20, float(row["delta_mean"]), row["name"]) for row in summary if row["name"] != "int2"])
     left.axhline(0, color="black", linewidth=0.6)
-    left.set(xlabel="MiB resident at the end of a window (512 tokens)", ylabel="nll - nll of the whole cache, nats a token (95 % of windows' mean)",
+    left.set(xlabel="MiB resident at the end of a window of 512 tokens; scores of equal bytes side by side", ylabel="nll - nll of the whole cache, nats a token (95 %)",
              title="circles: half of the tokens removed, squares: three quarters, diamonds: none")
     left.legend(loc="upper right", fontsize=8)
     left.grid(alpha=0.3)
@@ -156,17 +154,10 @@ def draw(args):
     paired.save_figure(figure, path, "experiments/e22_ranking/ranking.py --figure")
 
 
-def spread(axes, points):
-    """Names beside their points, pushed apart where they would overlap."""
-    low, high = axes.get_ylim()
-    least, columns = (high - low) * 0.026, {}
-    for x, y, name in points:
-        columns.setdefault(round(x), []).append((y, x, name))
-    for column in columns.values():
-        at = low
-        for y, x, name in sorted(column):
-            at = max(y, at + least)
-            axes.annotate(name, (x, y), xytext=(x + 0.12, at), fontsize=7, va="center", arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "grey"})
+def beside(row, summary):
+    """Caches of equal bytes stand side by side: how far from the middle, in MiB."""
+    same = [other["name"] for other in summary if other["removed"] == row["removed"] != "" and other["name"] != "quantized"]
+    return 0.11 * (same.index(row["name"]) - (len(same) - 1) / 2) if row["name"] in same else 0.0
 
 
 def main():
