@@ -60,7 +60,7 @@ def compare(runs, removed):
         windows = paired.common_windows(*pair)
         nll, kld = (paired.interval(paired.column(pair[0], name, windows) - paired.column(pair[1], name, windows)) for name in ("nll", "kld"))
         yield {"removed": removed, "a": a, "b": b, "windows": len(windows), **{f"nll_{k}": nll[k] for k in ("mean", "low", "high", "p")},
-               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}, "run": " ".join(run["run"] for run in pair)}
+               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}, "run": pair[0]["run"], "against": pair[1]["run"]}
 
 
 def verdict(row, measure):
@@ -93,7 +93,7 @@ def summaries(runs):
         base = paired.column(run, "nll_base", windows)
         delta, kld = paired.interval(paired.column(run, "nll", windows) - base), paired.interval(paired.column(run, "kld", windows))
         yield {"name": name, "removed": removed, "kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(facts["memory_resident_bytes"]),
-               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")},
+               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "delta_half": delta["high"] - delta["mean"],
                **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}, "same_top1": paired.column(run, "same_top1", windows).mean(),
                **{name: paired.column(run, name, windows).mean() for name in BINS}}
 

@@ -60,7 +60,7 @@ def summaries(runs):
         delta = paired.interval(delta)
         yield {"kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(run["facts"]["memory_resident_bytes"]),
                "slack_bytes": int(run["facts"]["memory_slack_bytes"]), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")},
-               **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}}
+               **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "kld_half": kld["high"] - kld["mean"], "kind": kind_of(spec), "on_front": ""}
 
 
 def front(rows):
@@ -143,6 +143,8 @@ def main():
         return draw(args)
     runs = {"prompt": paired.read_runs(args.kvlab, args.runs / "e22_ranking", args.runs / "e23_additivity"), "decode": paired.read_runs(args.kvlab, args.runs / "e23_decode")}
     rows, summary = judge(runs), list(summaries(runs["prompt"]))
+    for row in front(summary):
+        row["on_front"] = "yes"
     paired.write_csv(args.out / "caches.csv", summary)
     paired.write_csv(args.out / "additivity.csv", rows)
     write_table(args.out / "additivity.md", summary, rows)

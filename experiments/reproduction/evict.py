@@ -46,7 +46,7 @@ def ranks():
             r = found.get((a, b, removed))
             if r:
                 yield row(paper, f"{claim} ({removed} removed)", "e22_ranking", f"nll {float(r['nll_mean']):+.4f}", r["nll_low"], r["nll_high"],
-                          {"better": "reproduced", "worse": "not"}.get(r["nll_verdict"], "not resolved"), r["run"])
+                          {"better": "reproduced", "worse": "not"}.get(r["nll_verdict"], "not resolved"), f"{r['run']} {r['against']}")
 
 
 def sums():
