@@ -338,6 +338,12 @@ void kvl_merge_row(global const float *partial, global float *out, ulong row, ui
 #else
 #define KVL_INDEX_PARAMS
 #endif
+/* Where queries choose pages: cl/pages.cl. Each query is then a tile too. */
+#if KVL_PICKS
+#define KVL_PICK_PARAMS global const uint *picks, uint most_pages, uint budget,
+#else
+#define KVL_PICK_PARAMS
+#endif
 #if KVL_RANKED
 #define KVL_RANKS_OF(h) (index_of_layers + ranks_at + (ulong)(h)*cells)
 #else
@@ -354,7 +360,7 @@ void kvl_merge_row(global const float *partial, global float *out, ulong row, ui
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, global float *stage, global const uchar *exact,
            ulong exact_offset, KVL_TURN_PARAMS, float scale, global float *out, global float *partial, uint append, global uint *status,
-           KVL_INDEX_PARAMS KVL_VIEW_PARAMS)
+           KVL_INDEX_PARAMS KVL_PICK_PARAMS KVL_VIEW_PARAMS)
 {
     const kvl_turn turn = KVL_TURN_INIT;
     table += table_offset;
@@ -402,13 +408,24 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
     const uint sink_seen = min(sink, all_end), sink_blocks = (sink_seen + KVL_B - 1) / KVL_B;
     const uint body_from = (all_start - sink) / KVL_B, body_to = all_end > sink ? (all_end - sink + KVL_B - 1) / KVL_B : body_from;
-    const uint n_blocks = sink_blocks + (body_to > body_from ? body_to - body_from : 0);
+#if KVL_PICKS
+    const uint whole = kvl_whole_pages(k_sealed, v_sealed, all_end, sink), read = kvl_pages_read(whole, all_end, budget);
+    const uint picked_blocks = read * (KVL_PAGE / KVL_B), skipped_blocks = (whole - read) * (KVL_PAGE / KVL_B);
+    picks = KVL_PICKED(picks, h, most_pages);
+#else
+    const uint skipped_blocks = 0;
+#endif
+    const uint n_blocks = sink_blocks + (body_to > body_from ? body_to - body_from - skipped_blocks : 0);
     const uint from = (uint)((ulong)n_blocks * split / n_splits), to = (uint)((ulong)n_blocks * (split + 1) / n_splits);
     const kvl_rows k_rows = kvl_side_rows(stage, exact, h, true, view, 0), v_rows = kvl_side_rows(stage, exact, h, false, view, 0);
 
     for (uint b = from; b < to; b++) {
         const bool is_sink = b < sink_blocks;
-        const uint index = is_sink ? 0 : (body_from + b - sink_blocks) * KVL_B; /* body index of the block */
+        uint index = is_sink ? 0 : (body_from + b - sink_blocks) * KVL_B; /* body index of the block */
+#if KVL_PICKS
+        if (!is_sink && skipped_blocks != 0)
+            index = b - sink_blocks < picked_blocks ? picks[index / KVL_PAGE] * KVL_PAGE + index % KVL_PAGE : index + skipped_blocks * KVL_B;
+#endif
         const uint base = is_sink ? b * KVL_B : sink + index, limit = min(base + KVL_B, is_sink ? sink_seen : all_end);
         const bool k_encoded = !is_sink && base < k_any, v_encoded = !is_sink && base < v_any;
         if (k_encoded) {

@@ -13,6 +13,8 @@
  *   KVL_APPENDS        attention of one token can take its append in (host/cache/compose.c)
  *   KVL_JOINS          attention of one token joins its splits itself: work-groups of one item on a processor
  *   KVL_COUNTS         counters in front of a kv head's number of arrived splits in `status`
+ *   KVL_PICKS          queries choose which pages they read (cl/pages.cl): whole pages of KVL_PAGE tokens of the body, encoded on both sides. Sinks, and
+ *                      what is behind the last of them, are read by all
  *   KVL_K_*, KVL_V_*   page tokens, calibration table and aux sizes of the two sides (contract.cl)
  *
  * Body token i of a stream is token sink + i of the sequence; it lies in slot i % (slots * P) (a ring when a window bounds it).
@@ -73,6 +75,24 @@ uint kvl_sealed_end(uint end, uint sink, uint tail, uint unit) { return end < si
 
 #if KVL_EVICTS
 #define KVL_D KVL_HD /* for a score's body: evict.cl */
+#endif
+
+#if KVL_PICKS
+/* Whole pages of a stream before a query that sees `end` tokens, and those of them that it reads, which reads at most `budget` (host twin:
+ * kvl_pages_read). */
+uint kvl_whole_pages(uint k_sealed, uint v_sealed, uint end, uint sink)
+{
+    const uint past = min(min(k_sealed, v_sealed), end - min(end, 1u)); /* the query's own token is read in any case */
+    return past > sink ? (past - sink) / KVL_PAGE : 0u;
+}
+uint kvl_pages_read(uint whole, uint end, uint budget)
+{
+    const uint rest = end - whole * KVL_PAGE;
+    return min(whole, budget > rest ? (budget - rest) / KVL_PAGE : 0u);
+}
+/* Of stream h in `picks`: the order of its pages' scores, then the pages that the newest query reads, ascending. */
+#define KVL_PAGE_SCORES(picks, h, most) ((picks) + (ulong)(h) * 2 * (most))
+#define KVL_PICKED(picks, h, most) ((picks) + ((ulong)(h) * 2 + 1) * (most))
 #endif
 
 /* A token's row of the stage: H * G query heads, H keys, H values. Sequences in step have such a row each, one after the other, of their share of the

@@ -4,7 +4,8 @@
  * A stream that evicts while tokens are decoded (KVL_EVICTS) has, for each of its `cells` places, a position, a score and, with KVL_RANKED
  * (pos=compact), a rank: how many of the tokens it still has are older. Layout in `index`: [H][cells] positions, [H][cells] scores, [H][cells] ranks. Places of
  * the body are in no order; sinks and the exact tail are, so there, and in places that are free, ranks are places. `raw` [L][H * G][cells]
- * holds the newest query's scores, which attention left there.
+ * holds the newest query's scores, which attention left there. The first `room` tokens that a head loses are entered in `gone` [L][H][room]: tokens seen,
+ * position, share of the newest query's attention (struct kvl_gone).
  *
  *   KVL_RUN      KVL_RUN_* of kvl_plugin.h: where scores come from        KVL_SHARED   all heads keep the same tokens, by head 0's scores */
 
@@ -37,8 +38,9 @@ kernel void kvl_score_new(global const ulong *table, ulong table_offset, global 
 #endif
 
 #if KVL_RUN == 2 || KVL_RUN == 3
-/* Adds the newest query's probabilities of `end` tokens, one row of raw scores, to their scores, or replaces them. part: a number a work-item. */
-void kvl_add_attention(global float *raw, uint end, global float *score, bool replace, KVL_QS float *part, uint item)
+/* Adds the newest query's probabilities of `end` tokens, one row of raw scores, to their scores, or replaces them. Returns what raw is to be multiplied
+ * with to be these. part: a number a work-item. */
+float kvl_add_attention(global float *raw, uint end, global float *score, bool replace, KVL_QS float *part, uint item)
 {
     const float keep = replace ? 0.0f : 1.0f;
     float top = -FLT_MAX, sum = 0.0f;
@@ -58,6 +60,7 @@ void kvl_add_attention(global float *raw, uint end, global float *score, bool re
     const float inverse = 1.0f / sum;
     for (uint i = 0; i < whole; i += 16) vstore16(fma(vload16(0, raw + i), inverse, keep * vload16(0, score + i)), 0, score + i);
     for (uint i = whole; i < end; i++) score[i] = fma(raw[i], inverse, keep * score[i]);
+    return inverse;
 #else
     for (uint i = item; i < end; i += KVL_WG) top = fmax(top, raw[i]);
     part[item] = top;
@@ -71,8 +74,59 @@ void kvl_add_attention(global float *raw, uint end, global float *score, bool re
     for (uint i = 0; i < KVL_WG; i++) total += part[i];
     for (uint i = item; i < end; i += KVL_WG) score[i] = fma(raw[i], 1.0f / total, keep * score[i]);
     KVL_BARRIER;
+    return 1.0f / total;
 #endif
 }
+
+/* Share of the newest query's attention that the token at place `hole` of head h got; the one at place `last` takes its place. */
+float kvl_take_mass(global float *raw, uint cells, const KVL_QS float *inverse, uint h, uint hole, uint last)
+{
+    float mass = 0.0f;
+    for (uint r = h * KVL_G; r < (h + 1) * KVL_G; r++) {
+        global float *row = raw + (ulong)r * cells;
+        mass = fma(row[hole], inverse[r], mass);
+        row[hole] = row[last];
+    }
+    return mass / KVL_G;
+}
+#endif
+
+#if KVL_RUN == 5
+#define KVL_KEYS_PARAMS global const float *tables, global const uchar *exact, ulong exact_offset, ulong exact_stride,
+
+/* The key [KVL_DK] at place i of stream h: rows holds those in full precision. */
+void kvl_read_place(KVL_SLAB_PARAMS, global const ulong *table, const global float *key_table, kvl_rows rows, uint h, uint i, kvl_view view, float *k)
+{
+    const uint slot = i - view.sink;
+    rows.first = i;
+    if (i < view.sink || i >= view.k_sealed) kvl_read_row(rows, KVL_DK, k);
+    else
+        for (uint c = 0; c < KVL_DK; c += 8) kvl_k_load8(kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, slot, view)]), key_table, slot % KVL_K_P, c, k + c);
+}
+
+/* Scores of the body's tokens from all `end` keys that stream h has. mean: room for a key. */
+void kvl_score_keys(KVL_SLAB_PARAMS, global const ulong *table, const global float *key_table, kvl_rows rows, uint h, uint end, kvl_view view,
+                    global float *score, KVL_QS float *mean, uint item)
+{
+    float own[KVL_DK], k[KVL_DK];
+    for (uint c = 0; c < KVL_DK; c++) own[c] = 0.0f;
+    for (uint i = item; i < end; i += KVL_WG) {
+        kvl_read_place(KVL_SLAB_ARGS, table, key_table, rows, h, i, view, k);
+        const float weight = kvl_score_weight(k);
+        for (uint c = 0; c < KVL_DK; c++) own[c] = fma(weight, k[c], own[c]);
+    }
+    for (uint turn = 0; turn < KVL_WG; turn++) {
+        for (uint c = 0; c < KVL_DK && turn == item; c++) mean[c] = turn == 0 ? own[c] : mean[c] + own[c];
+        KVL_BARRIER;
+    }
+    for (uint i = view.sink + item; i < view.k_sealed; i += KVL_WG) {
+        kvl_read_place(KVL_SLAB_ARGS, table, key_table, rows, h, i, view, k);
+        score[i] = kvl_score_key(k, mean);
+    }
+    KVL_BARRIER;
+}
+#else
+#define KVL_KEYS_PARAMS
 #endif
 
 /* Whether the token at place a goes before the one at place b. */
@@ -149,12 +203,13 @@ void kvl_move_token(KVL_SLAB_PARAMS, global const ulong *table, uint h, uint to,
  * layer where the heads share. Heads are left with `target` tokens, or what cannot go: sinks and the exact tail. */
 kernel __attribute__((reqd_work_group_size(KVL_WG, 1, 1))) void
 kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint *index, ulong index_offset, uint cells, global float *raw,
-          ulong raw_offset, uint layer, uint target, uint first, uint newest, uint parameter, KVL_VIEW_PARAMS)
+          ulong raw_offset, global uint *gone, ulong gone_offset, uint room, uint layer, uint target, uint first, uint newest, uint parameter, KVL_KEYS_PARAMS KVL_VIEW_PARAMS)
 {
     const uint l = get_global_id(1);
     table += table_offset + (ulong)l * KVL_H * (k_slots + v_slots + 2);
     index += index_offset + (ulong)l * (2 + KVL_RANKED) * KVL_H * cells;
     raw += raw_offset + (ulong)l * KVL_H * KVL_G * cells;
+    gone += 3 * (gone_offset + (ulong)l * KVL_H * room);
     const uint item = get_local_id(0), h0 = KVL_SHARED ? 0 : get_group_id(0), h1 = KVL_SHARED ? KVL_H : h0 + 1, newest_position = p0;
     KVL_QS float part[KVL_WG];
     KVL_QS uint at[KVL_WG];
@@ -177,12 +232,21 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
     }
     KVL_BARRIER;
 #if KVL_RUN == 2 || KVL_RUN == 3
-    for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++)
-        kvl_add_attention(raw + (ulong)r * cells, end, score, KVL_RUN == 3 && r == h0 * KVL_G, part, item);
+    KVL_QS float inverse[KVL_H * KVL_G];
+    for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++) {
+        const float x = kvl_add_attention(raw + (ulong)r * cells, end, score, KVL_RUN == 3 && r == h0 * KVL_G, part, item);
+        if (item == 0) inverse[r] = x;
+    }
 #endif
 
-    const uint gone = min(end > target ? end - target : 0, k_sealed - sink), newest_from = newest_position + 1 > newest ? newest_position + 1 - newest : 0;
-    for (uint left = 0; left < gone; left++) {
+    const uint excess = min(end > target ? end - target : 0, k_sealed - sink), newest_from = newest_position + 1 > newest ? newest_position + 1 - newest : 0;
+#if KVL_RUN == 5
+    KVL_QS float mean[KVL_DK];
+    kvl_rows rows = kvl_side_rows(0, exact + exact_offset + l * exact_stride, h0, true, view, 0);
+    rows.stage_token = UINT_MAX; /* the newest token has left the stage */
+    if (excess > 0) kvl_score_keys(KVL_SLAB_ARGS, table, kvl_k_table(tables, h0, view), rows, h0, end, view, score, mean, item);
+#endif
+    for (uint left = 0; left < excess; left++) {
         const uint sealed = k_sealed - left, last = sealed - 1;
         const uint hole = kvl_find_victim(score, KVL_POSITIONS(h0), sink, sealed, first, newest_from, part, at, item);
 #if KVL_RANKED
@@ -197,6 +261,13 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
             if (hole != last) kvl_move_token(KVL_SLAB_ARGS, table, h, hole, last, view, item);
         if (item == 0) {
             for (uint h = h0; h < h1; h++) {
+                const uint nth = KVL_HEAD_SPIN(h) + left;
+#if KVL_RUN == 2 || KVL_RUN == 3
+                const float mass = kvl_take_mass(raw, cells, inverse, h, hole, last);
+#else
+                const float mass = NAN;
+#endif
+                if (nth < room) vstore3((uint3)(newest_position + 1, KVL_POSITIONS(h)[hole], as_uint(mass)), (ulong)h * room + nth, gone);
                 KVL_POSITIONS(h)[hole] = KVL_POSITIONS(h)[last];
 #if KVL_RANKED
                 KVL_RANKS(h)[hole] = KVL_RANKS(h)[last];
@@ -210,7 +281,7 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
     }
     if (item == 0)
         for (uint h = h0; h < h1; h++) {
-            KVL_HEAD_SHIFT(h) += gone;
-            KVL_HEAD_SPIN(h) += gone;
+            KVL_HEAD_SHIFT(h) += excess;
+            KVL_HEAD_SPIN(h) += excess;
         }
 }

@@ -217,7 +217,9 @@ enum {
     KVL_RUN_STORED = 1, /* found once, when the token is stored, of its exact key and value: kvl_score_stored() of the device source */
     KVL_RUN_SUM = 2,    /* attention it got from all queries since it came, summed over the query heads of its kv head */
     KVL_RUN_NEWEST = 3, /* attention it gets from the newest query */
-    KVL_RUN_POSITION = 4 /* found once, of its position: kvl_score_position() of the device source */
+    KVL_RUN_POSITION = 4, /* found once, of its position: kvl_score_position() of the device source */
+    KVL_RUN_KEYS = 5     /* found anew at each eviction, of all keys k that the head has, as attention reads them: m = the sum of kvl_score_weight(k) k, then
+                          * kvl_score_key(k, m) of the device source; ref() of these keys must say the same */
 };
 
 struct kvl_score_running { /* the host sets struct_size and zeroes the rest */

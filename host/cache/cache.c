@@ -13,6 +13,7 @@ struct layer_kernels {
     struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
     struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
+    struct kvl_kernel *bound_pages, *score_pages, *pick_pages; /* where queries choose pages */
     struct kvl_kernel *evict, *score_new;    /* where tokens go while others are decoded; the second where scores come when tokens are stored */
 };
 
@@ -20,11 +21,12 @@ struct kvl_cache {
     struct kvl_device *device;
     struct kvl_cache_plan plan;
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
-    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw; /* the last two NULL unless tokens go while decoding */
+    struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw, *gone; /* the last three NULL unless tokens go while decoding */
+    struct kvl_buffer *bounds, *picks;   /* NULL if no layer chooses pages */
     struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
-    uint32_t *lost;                      /* [L][H] tokens evicted, by streams */
+    uint32_t *lost, *lost_at_prompt;     /* [L][H] tokens evicted, by streams; at the end of the prompt */
     uint64_t peak_bytes;                 /* resident, with the rows of a prompt that was being compressed */
     uint32_t position, n_prompt, prefill_tile;
     struct kvl_cache_reads reads;        /* both summed over the layers */
@@ -94,6 +96,20 @@ static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
     if (scores_once(layer)) KVL_TRY(kvl_kernel_get(program, "kvl_score_new", &k->score_new));
     KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
+done:
+    return status;
+}
+
+static kvl_status need_pages(struct kvl_cache *cache, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    struct kvl_program *program = NULL;
+    if (k->pick_pages != NULL) return KVL_OK;
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &cache->plan.layer[l], "pages.cl", 1, &program));
+    KVL_TRY(kvl_kernel_get(program, "kvl_bound_pages", &k->bound_pages));
+    KVL_TRY(kvl_kernel_get(program, "kvl_score_pages", &k->score_pages));
+    KVL_TRY(kvl_kernel_get(program, "kvl_pick_pages", &k->pick_pages));
 done:
     return status;
 }
@@ -172,6 +188,11 @@ static kvl_status allocate(struct kvl_cache *cache)
     if (plan->index_bytes != 0) {
         KVL_TRY(kvl_buffer_new(device, "token index", -1, KVL_MEM_INDEX, plan->index_bytes, true, &cache->index));
         KVL_TRY(kvl_buffer_new(device, "newest scores", -1, KVL_MEM_SCRATCH, plan->raw_bytes, true, &cache->raw));
+        KVL_TRY(kvl_buffer_new(device, "tokens gone", -1, KVL_MEM_SCRATCH, plan->gone_bytes, false, &cache->gone));
+    }
+    if (plan->bounds_bytes != 0) {
+        KVL_TRY(kvl_buffer_new(device, "bounds of pages", -1, KVL_MEM_INDEX, plan->bounds_bytes, false, &cache->bounds));
+        KVL_TRY(kvl_buffer_new(device, "pages read", -1, KVL_MEM_SCRATCH, plan->picks_bytes, false, &cache->picks));
     }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
@@ -193,6 +214,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     KVL_TRY(kvl_alloc(&cache->kernels, cache->plan.dims.n_layer, sizeof *cache->kernels));
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
+    KVL_TRY(kvl_alloc(&cache->lost_at_prompt, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost_at_prompt));
     KVL_TRY(allocate(cache));
     kvl_cache_reset(cache);
     *out = cache;
@@ -217,10 +239,14 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->sums);
     kvl_buffer_free(&c->index);
     kvl_buffer_free(&c->raw);
+    kvl_buffer_free(&c->gone);
+    kvl_buffer_free(&c->bounds);
+    kvl_buffer_free(&c->picks);
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
     kvl_free(&c->lost);
+    kvl_free(&c->lost_at_prompt);
     kvl_free(cache);
 }
 
@@ -230,6 +256,7 @@ void kvl_cache_reset(struct kvl_cache *cache)
     cache->reads = (struct kvl_cache_reads){0};
     cache->peak_bytes = 0;
     memset(cache->lost, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost);
+    memset(cache->lost_at_prompt, 0, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head * sizeof *cache->lost_at_prompt);
     cache->n_prompt = 0;
     for (uint32_t i = 0; kvl_pages_by_layer(&cache->plan) && i < slab_count(cache); i++) kvl_buffer_free(&cache->slab[i]);
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++)
@@ -470,6 +497,21 @@ done:
     return status;
 }
 
+/* Tokens of the longest sequence among a layer's heads. */
+static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    uint32_t tokens = 0;
+    for (uint32_t h = 0; h < layer->n_stream; h++)
+        tokens = max_u32(tokens, place_of(cache, (uint32_t)(layer - cache->plan.layer), h, cache->position));
+    return tokens;
+}
+
+/* Whether queries of this step do not read all: where it would be more than the layer's budget. */
+static bool chooses(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    return layer->pages.tokens != 0 && longest(cache, layer) + 1 > (uint32_t)layer->pages.tokens;
+}
+
 /* What the attention of one layer's next n tokens reads of one head, summed over the queries: the tokens each sees, and the bytes of their rows,
  * encoded or in full precision. */
 static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t n)
@@ -481,16 +523,21 @@ static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t
     uint32_t sealed[KVL_SIDES];
     for (int s = 0; s < sides; s++)
         sealed[s] = cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], first + n) : cache->sealed[l][s];
+    const bool choosing = chooses(cache, layer);
     for (uint32_t p = first; p < first + n; p++) {
+        const struct kvl_page_count pages = choosing ? kvl_pages_read(layer, p + 1) : (struct kvl_page_count){0};
+        const uint64_t skipped = (uint64_t)(pages.whole - pages.read) * (uint32_t)layer->pages.size, before = reads.bytes;
         const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
-        const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0);
+        const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0) - skipped;
         reads.tokens += seen;
         for (int s = 0; s < sides; s++) {
             const struct kvl_side_plan *side = &layer->side[s];
             const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, sealed[s]) : 0;
-            const uint64_t coded = coded_end > start ? coded_end - start : 0;
+            const uint64_t coded = (coded_end > start ? coded_end - start : 0) - skipped;
             reads.bytes += coded * side->token_bytes + (seen - coded) * side->exact_row_bytes;
         }
+        reads.bytes += pages.whole * kvl_page_bound_bytes(layer);
+        reads.newest_bytes = reads.bytes - before;
     }
     return reads;
 }
@@ -500,23 +547,15 @@ static struct kvl_cache_reads layer_reads(const struct kvl_cache *cache, uint32_
 {
     const uint32_t heads = cache->plan.layer[l].n_stream;
     struct kvl_cache_reads reads = head_reads(cache, l, 0, n);
-    if (!cache->plan.evicts) return (struct kvl_cache_reads){reads.tokens, reads.bytes * heads};
+    if (!cache->plan.evicts) return (struct kvl_cache_reads){reads.tokens, reads.bytes * heads, reads.newest_bytes * heads};
     for (uint32_t h = 1; h < heads; h++) {
         const struct kvl_cache_reads one = head_reads(cache, l, h, n);
         reads.tokens += one.tokens;
         reads.bytes += one.bytes;
+        reads.newest_bytes += one.newest_bytes;
     }
     reads.tokens /= heads;
     return reads;
-}
-
-/* Tokens of the longest sequence among a layer's heads. */
-static uint32_t longest(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
-{
-    uint32_t tokens = 0;
-    for (uint32_t h = 0; h < layer->n_stream; h++)
-        tokens = max_u32(tokens, place_of(cache, (uint32_t)(layer - cache->plan.layer), h, cache->position));
-    return tokens;
 }
 
 /* Splits of a step: enough work-groups for the device, at least four blocks each; one in exact mode, where the order of sums is fixed. */
@@ -525,6 +564,7 @@ static uint32_t split_count(const struct kvl_cache *cache, const struct kvl_laye
     const uint32_t groups = n_tiles * layer->n_stream, wanted = kvl_attend_groups(&cache->plan);
     uint32_t tokens = longest(cache, layer) + n;
     if (layer->window != 0 && tokens > layer->sink + layer->window + n) tokens = layer->sink + layer->window + n;
+    if (chooses(cache, layer)) tokens = (uint32_t)layer->pages.tokens;
     const uint32_t most = tokens / 256;
     if (cache->plan.config.exact || groups >= wanted || most < 2) return 1;
     const uint32_t splits = wanted / groups;
@@ -536,6 +576,74 @@ static bool joins_splits(const struct kvl_cache *cache, uint32_t tile)
 {
     const struct kvl_caps *caps = kvl_device_caps(cache->device);
     return tile == 1 && caps->type == KVL_DEVICE_CPU && !kvl_compose_target_of(caps).grouped;
+}
+
+/* ---- pages that queries choose: cl/pages.cl ---- */
+
+static void push_picks(struct call *call, const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    push(call, KVL_BUF(cache->picks));
+    push(call, KVL_U32(layer->most_pages));
+    push(call, KVL_U32((uint32_t)layer->pages.tokens));
+}
+
+static void push_bounds(struct call *call, const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
+{
+    push(call, KVL_BUF(cache->bounds));
+    push(call, KVL_U64(layer->bounds_offset));
+    push(call, KVL_U32(layer->most_pages));
+}
+
+/* Bounds of the pages that the next n tokens have made whole. */
+static kvl_status bound_pages(struct kvl_cache *cache, uint32_t l, uint32_t n)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t channels = layer->side[KVL_SIDE_K].record.channels;
+    uint32_t new = 0;
+    for (uint32_t h = 0; h < layer->n_stream && layer->pages.tokens != 0; h++) {
+        const uint32_t first = place_of(cache, l, h, cache->position);
+        new = max_u32(new, kvl_pages_read(layer, first + n).whole - kvl_pages_read(layer, first).whole);
+    }
+    if (new == 0) return KVL_OK;
+    struct call call = {0};
+    KVL_TRY(need_pages(cache, l));
+    push_slabs(&call, cache, l);
+    push_table(&call, cache, l);
+    push(&call, KVL_BUF(cache->tables));
+    push_bounds(&call, cache, layer);
+    push_view(&call, cache, l, n, 1);
+    const struct kvl_work work = {.bytes = new * layer->n_stream * (uint64_t)layer->pages.size * layer->side[KVL_SIDE_K].token_bytes};
+    KVL_TRY(launch(cache, cache->kernels[l].bound_pages, layer->n_stream, new, channels / 8, 1, work, &call));
+done:
+    return status;
+}
+
+/* Which pages the query in rows reads. */
+static kvl_status pick_pages(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *rows)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
+    const uint32_t whole = chooses(cache, layer) ? kvl_pages_read(layer, longest(cache, layer) + 1).whole : 0;
+    struct call score = {0}, pick = {0};
+    if (whole == 0) return KVL_OK;
+    KVL_TRY(need_pages(cache, l));
+    push_table(&score, cache, l);
+    push(&score, KVL_BUF(rows));
+    push_bounds(&score, cache, layer);
+    push(&score, KVL_BUF(cache->picks));
+    push_view(&score, cache, l, 1, 1);
+    const struct kvl_work scored = {.bytes = (uint64_t)whole * layer->n_stream * kvl_page_bound_bytes(layer),
+                                    .flops = 3ull * whole * cache->plan.dims.n_head * layer->side[KVL_SIDE_K].record.channels};
+    KVL_TRY(launch(cache, cache->kernels[l].score_pages, kvl_compose_page_items(whole, group), layer->n_stream, 1, group, scored, &score));
+    push_table(&pick, cache, l);
+    push_picks(&pick, cache, layer);
+    push_view(&pick, cache, l, 1, 1);
+    const struct kvl_work picked = {.bytes = (uint64_t)whole * layer->n_stream * sizeof(uint32_t)};
+    KVL_TRY(launch(cache, cache->kernels[l].pick_pages, layer->n_stream * group, 1, 1, group, picked, &pick));
+done:
+    return status;
 }
 
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
@@ -569,6 +677,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         push(&call, KVL_BUF(cache->raw));
         push(&call, KVL_U64(layer->raw_offset));
     }
+    if (layer->pages.tokens != 0) push_picks(&call, cache, layer);
     push_view(&call, cache, l, n, n_splits);
     const int which = tile == 1 ? 0 : 1;
     KVL_TRY(need_attend(cache, l, which));
@@ -699,11 +808,20 @@ static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     push(&call, KVL_U32(layer->cells));
     push(&call, KVL_BUF(cache->raw));
     push(&call, KVL_U64(layer->raw_offset));
+    push(&call, KVL_BUF(cache->gone));
+    push(&call, KVL_U64(layer->gone_offset));
+    push(&call, KVL_U32(cache->plan.gone_room));
     push(&call, KVL_U32(l));
     push(&call, KVL_U32(what->target));
     push(&call, KVL_U32(what->first));
     push(&call, KVL_U32(what->newest));
     push(&call, KVL_U32(what->parameter));
+    if (layer->running.source == KVL_RUN_KEYS) {
+        push(&call, KVL_BUF(cache->tables));
+        push(&call, KVL_BUF(cache->exact));
+        push(&call, KVL_U64(layer->exact_offset));
+        push(&call, KVL_U64(n > 1 ? layer[1].exact_offset - layer->exact_offset : 0));
+    }
     push_view(&call, cache, l, 1, 1);
     const struct kvl_work work = {.bytes = (uint64_t)n * longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
     return launch(cache, what->kernel, groups * group, n, 1, group, work, &call);
@@ -736,7 +854,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     const uint32_t owner = kvl_kv_source(&cache->plan.dims, layer);
     struct kvl_buffer *rows;
     bool left_to_attend = out != NULL && owner == layer;
-    assert(n == 1 || !cache->plan.evicts_decoding);
+    assert(n == 1 || !cache->plan.one_by_one);
     if (n == 0 || n > kvl_cache_ubatch(&cache->plan.config) || cache->position + n > cache->plan.config.n_ctx)
         return kvl_fail(KVL_E_USAGE, "%u tokens at position %u: the cache was reserved for %u positions, %u at once", n, cache->position,
                         cache->plan.config.n_ctx, kvl_cache_ubatch(&cache->plan.config));
@@ -746,8 +864,10 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     KVL_TRY(need_store(cache, owner));
     KVL_TRY(owner == layer ? append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows) /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
                            : turn_queries(cache, owner, n, stage, rotary, rope_dim, &rows));
+    if (owner == layer) KVL_TRY(bound_pages(cache, layer, n));
     if (out != NULL) {
         struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[owner]) && cache->kernels[owner].finish_output != NULL ? cache->sums : out;
+        KVL_TRY(pick_pages(cache, owner, rows));
         KVL_TRY(attend(cache, owner, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(finish_output(cache, owner, n, rotary, rope_dim, sums, out));
     }
@@ -770,10 +890,12 @@ static void count_lost(struct kvl_cache *cache, uint32_t l)
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
 {
+    cache->reads.newest_bytes = 0;
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) {
         const struct kvl_cache_reads reads = layer_reads(cache, kvl_kv_source(&cache->plan.dims, l), n);
         cache->reads.tokens += reads.tokens;
         cache->reads.bytes += reads.bytes;
+        cache->reads.newest_bytes += reads.newest_bytes;
     }
     for (uint32_t l = 0; l < cache->plan.dims.n_layer; l++) count_lost(cache, l);
     cache->position += n;
@@ -937,6 +1059,7 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     struct kvl_buffer *rows = kvl_layer_projects(&cache->plan.layer[l]) ? cache->records : stage;
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
     KVL_TRY(seal(cache, l, n, none, rows));
+    KVL_TRY(bound_pages(cache, l, n));
     KVL_TRY(keep_exact(cache, l, n, rows));
     KVL_TRY(score_new(cache, l, n, stage));
     cache->position += n;
@@ -950,7 +1073,8 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
     const uint32_t heads = layer->n_stream;
     const uint64_t slots = (uint64_t)heads * (layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
     for (uint32_t h = 0; h < heads; h++) {
-        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] = n_token - count[h];
+        const size_t stream = (size_t)l * cache->plan.dims.n_kv_head + h;
+        cache->lost[stream] = cache->lost_at_prompt[stream] = n_token - count[h];
         cache->plan.page_address[layer->table_offset + slots + h] = (n_token - count[h]) | (uint64_t)UINT32_MAX << 32;
     }
     cache->position = cache->n_prompt = n_token;
@@ -1025,7 +1149,7 @@ done:
 
 uint64_t kvl_cache_resident(const struct kvl_cache *cache)
 {
-    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.index_bytes + cache->plan.n_table_floats * sizeof(float);
+    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.index_bytes + cache->plan.bounds_bytes + cache->plan.n_table_floats * sizeof(float);
     for (uint32_t i = 0; i < slab_count(cache); i++) bytes += cache->slab[i] != NULL ? kvl_buffer_bytes(cache->slab[i]) : 0;
     return bytes;
 }
@@ -1056,7 +1180,7 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
         KVL_TRY(kvl_buffer_split(cache->exact, exact));
         bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
     }
-    bytes[KVL_MEM_INDEX] += plan->table_bytes + plan->index_bytes;
+    bytes[KVL_MEM_INDEX] += plan->table_bytes + plan->index_bytes + plan->bounds_bytes;
     bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = kvl_cache_resident(cache);
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
@@ -1099,6 +1223,23 @@ kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, 
     const uint32_t stored = max_u32(sealed, min_u32(places, layer->sink));
     return stored == 0 ? KVL_OK
                        : kvl_buffer_read(cache->index, (layer->index_offset + (uint64_t)h * layer->cells) * sizeof *position, stored * sizeof *position, position);
+}
+
+kvl_status kvl_cache_gone(struct kvl_cache *cache, uint32_t l, uint32_t h, struct kvl_gone *gone, uint32_t *n)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const size_t stream = (size_t)l * cache->plan.dims.n_kv_head + h;
+    *n = layer->cells != 0 ? cache->lost[stream] - cache->lost_at_prompt[stream] : 0;
+    const uint64_t known = min_u32(*n, cache->plan.gone_room), first = layer->gone_offset + (uint64_t)h * cache->plan.gone_room;
+    return known == 0 ? KVL_OK : kvl_buffer_read(cache->gone, first * sizeof *gone, known * sizeof *gone, gone);
+}
+
+kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *page, uint32_t *n)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t end = kvl_cache_places(cache, l, h);
+    *n = layer->pages.tokens != 0 && end > (uint32_t)layer->pages.tokens ? kvl_pages_read(layer, end).read : 0;
+    return *n == 0 ? KVL_OK : kvl_buffer_read(cache->picks, (2ull * h + 1) * layer->most_pages * sizeof *page, *n * sizeof *page, page);
 }
 
 /* ---- for checks ---- */

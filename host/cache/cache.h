@@ -45,6 +45,12 @@ kvl_status kvl_cache_fill_end(struct kvl_cache *cache, uint32_t l, uint32_t n_to
 /* Blocks: positions of the tokens that head h of layer l has, in the order in which it stores them; room for kvl_cache_places. A layer that evicts
  * nothing while decoding: KVL_E_USAGE. */
 kvl_status kvl_cache_positions(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *position);
+/* Blocks: the pages, ascending, that the newest query of head h read in layer l, which must be the last that chose; room for its most_pages; *n = 0 also
+ * where it read all. */
+kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t *page, uint32_t *n);
+/* Blocks: the tokens that head h of layer l has lost while decoding, in the order in which they went: *n of them, of which the first are in gone, at most the
+ * plan's gone_room. */
+kvl_status kvl_cache_gone(struct kvl_cache *cache, uint32_t l, uint32_t h, struct kvl_gone *gone, uint32_t *n);
 /* Where a head's tokens of a side are, by place (of a cache that evicted nothing: by position): [0, sink) exact, [sink, sealed) encoded, [sealed,
  * places) exact until they are. Of a window, those from sink to before `first` are gone. */
 struct kvl_segments {
@@ -63,7 +69,8 @@ kvl_status kvl_cache_rewind(struct kvl_cache *cache, uint32_t position);
 /* Tokens and bytes the attention of the last advance() and all before it (since reset) had to read. */
 struct kvl_cache_reads {
     uint64_t tokens; /* sum over queries of tokens seen, on average over the layers */
-    uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query */
+    uint64_t bytes;  /* all layers and heads: sealed and exact rows, once a query, and the bounds of pages among which it chose */
+    uint64_t newest_bytes; /* the same of the newest query alone */
 };
 void kvl_cache_reads(const struct kvl_cache *cache, struct kvl_cache_reads *out);
 /* Counts what one layer of a prompt has read elsewhere. */

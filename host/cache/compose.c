@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PAGES_EACH = 16 }; /* pages that a work-item scores where it is a group of its own */
+
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps)
 {
     return (struct kvl_compose_target){.grouped = caps->float_width == 1, .vectors = caps->float_width > 1};
@@ -12,13 +14,17 @@ uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose
     return target.grouped ? plan->shape.group : 1;
 }
 
-static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
+size_t kvl_compose_page_items(uint32_t pages, size_t group)
+{
+    const size_t each = group == 1 ? PAGES_EACH : group;
+    return (pages + each - 1) / each * group;
+}
 
 /* Tokens of an attention block: what divides the pages of both sides. */
 static uint32_t block_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
 {
     uint32_t block = plan->shape.block;
-    for (int s = 0; s < kvl_sides(&plan->dims); s++) block = gcd(block, layer->side[s].dims.page_tokens);
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) block = kvl_common_tokens(block, layer->side[s].dims.page_tokens);
     return block;
 }
 
@@ -117,6 +123,8 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"K_RANK", k->projection != NULL ? k->record.channels : 0}, {"V_RANK", v->projection != NULL ? v->record.channels : 0},
         {"K_REBUILT", k->projection != NULL && k->record.rebuilt}, {"V_REBUILT", v->projection != NULL && v->record.rebuilt},
         {"APPENDS", kvl_compose_appends(plan, layer, tile, target)},
+        {"PICKS", layer->pages.tokens != 0}, {"PAGE", (uint32_t)layer->pages.size}, {"BOUND_SUM", layer->pages.gqa == KVL_BOUND_SUM},
+        {"PAGES_EACH", group == 1 ? PAGES_EACH : 1},
     };
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -126,9 +134,10 @@ done:
     return status;
 }
 
-static bool scores_new_tokens(const struct kvl_layer_plan *layer)
+/* What a score has to say on the device, of those that have. */
+static const char *score_body(const struct kvl_layer_plan *layer, const char *kernels)
 {
-    return layer->running.source == KVL_RUN_STORED || layer->running.source == KVL_RUN_POSITION;
+    return strcmp(kernels, "evict.cl") == 0 && layer->score->head.device_source != NULL ? layer->score->head.device_source : "";
 }
 
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
@@ -148,7 +157,7 @@ kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer
         {"cache_view.cl", kvl_source_text("cache_view.cl")},
         {"record.cl", kvl_source_text("record.cl")},
         {"append.cl", kvl_source_text("append.cl")},
-        {"score", scores_new_tokens(layer) && strcmp(kernels, "evict.cl") == 0 ? layer->score->head.device_source : ""},
+        {"score", score_body(layer, kernels)},
         {kernels, kvl_source_text(kernels)},
     };
     memcpy(out->parts, parts, sizeof parts);

@@ -18,7 +18,7 @@ struct kvl_compose_target {
 };
 struct kvl_compose_target kvl_compose_target_of(const struct kvl_caps *caps);
 
-/* Needs no device. kernels: "store.cl", "attend.cl", "evict.cl" or "gather.cl". tile: query tokens that share a read. */
+/* Needs no device. kernels: "store.cl", "attend.cl", "pages.cl", "evict.cl" or "gather.cl". tile: query tokens that share a read. */
 kvl_status kvl_compose(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const char *kernels, uint32_t tile,
                        struct kvl_compose_target target, struct kvl_composition *out);
 void kvl_composition_free(struct kvl_composition *composition);
@@ -28,6 +28,8 @@ kvl_status kvl_compose_program(struct kvl_device *device, const struct kvl_cache
                                const char *kernels, uint32_t tile, struct kvl_program **out);
 /* Whether attention of `tile` tokens can take their append in. */
 bool kvl_compose_appends(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t tile, struct kvl_compose_target target);
+/* Work-items that score `pages` pages of a stream (cl/pages.cl), whole groups of them. */
+size_t kvl_compose_page_items(uint32_t pages, size_t group);
 /* Work-items that share a tile. */
 uint32_t kvl_compose_group(const struct kvl_cache_plan *plan, struct kvl_compose_target target);
 

@@ -6,7 +6,7 @@
 
 const char *const kvl_protocol_name[KVL_PROTOCOLS] = {"p1", "p2", "p3", "p4"};
 
-enum { PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
+enum { GONE_ROOM = 1024, PAGE_TOKENS = 64, WINDOW_UBATCH = 64, TILE_ROWS = 16 /* most rows in attend.tune */ };
 
 uint32_t kvl_own_window(const struct kvl_cache_dims *dims, uint32_t l)
 {
@@ -113,6 +113,20 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
     return kvl_fail(KVL_E_VERIFY, "projection %s: no matrices for stream %u", projection->head.name, h);
 }
 
+struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_t end)
+{
+    uint32_t past = end > 0 ? end - 1 : 0; /* the query's own token is read in any case */
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const uint32_t sealed = kvl_sealed_end(layer, &layer->side[s], end);
+        past = sealed < past ? sealed : past;
+    }
+    const uint32_t size = (uint32_t)layer->pages.size, budget = (uint32_t)layer->pages.tokens;
+    const uint32_t whole = past > layer->sink ? (past - layer->sink) / size : 0, rest = end - whole * size, fit = budget > rest ? (budget - rest) / size : 0;
+    return (struct kvl_page_count){whole, fit < whole ? fit : whole};
+}
+
+uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer) { return 2 * layer->side[KVL_SIDE_K].exact_row_bytes; }
+
 bool kvl_keeps_tail(const struct kvl_layer_plan *layer) { return layer->side[KVL_SIDE_K].ring != 0 || layer->side[KVL_SIDE_V].ring != 0; }
 
 bool kvl_keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink != 0 || kvl_keeps_tail(layer); }
@@ -153,8 +167,8 @@ static kvl_status token_share(const struct kvl_side_plan *side, uint64_t *bytes,
     return status;
 }
 
-/* Page size: the smallest multiple of what the codec asks for that is at least PAGE_TOKENS. */
-static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role)
+/* Page size: the smallest multiple of what the codec asks for that is at least `least`. */
+static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instance *instance, uint32_t role, uint32_t least)
 {
     const uint32_t channels = side->record.channels;
     side->codec = (const struct kvl_codec *)instance->plugin;
@@ -165,7 +179,7 @@ static kvl_status plan_pages(struct kvl_side_plan *side, const struct kvl_instan
         side->shape = (struct kvl_codec_shape){.struct_size = sizeof side->shape};
         if (side->codec->shape(side->priv, &side->dims, &side->shape) != 0)
             return kvl_fail(KVL_E_USAGE, "codec %s does not fit %u channels", side->codec->head.name, channels);
-        if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(PAGE_TOKENS, side->shape.page_multiple ? side->shape.page_multiple : 1);
+        if (pass == 0) side->dims.page_tokens = (uint32_t)round_up(least, side->shape.page_multiple ? side->shape.page_multiple : 1);
     }
     if (side->shape.stream_bytes != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "codec %s: stream_bytes is %llu, what belongs to a whole stream must be its table (table_floats)",
@@ -246,10 +260,31 @@ static kvl_status check_joint(const struct kvl_cache_plan *plan, const struct kv
         status = kvl_fail(KVL_E_USAGE, "the model keeps one row of %u channels for keys and values: give kv= and tail=, not one side's", plan->dims.head_dim);
     else if (spec->n_keep != 0)
         status = kvl_fail(KVL_E_UNSUPPORTED, "keep= scores keys and values of heads, and the model keeps one latent row for them: leave keep= and budget= out");
+    else if (spec->read == KVL_READ_PAGES)
+        status = kvl_fail(KVL_E_UNSUPPORTED, "read=pages bounds scores by keys of heads, and the model keeps one latent row for them: use read=all");
 done:
     kvl_text_free(&k);
     kvl_text_free(&v);
     return status;
+}
+
+uint32_t kvl_common_tokens(uint32_t a, uint32_t b) { return b == 0 ? a : kvl_common_tokens(b, a % b); }
+
+/* Whether queries of the layer may have to choose pages. */
+static bool picks(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, const struct kvl_layer_plan *layer)
+{
+    const uint32_t l = (uint32_t)(layer - plan->layer);
+    return spec->read == KVL_READ_PAGES && !layer->slides && l >= (uint32_t)spec->pages.dense && (uint32_t)spec->pages.tokens < plan->config.n_ctx;
+}
+
+/* What is read together: whole pages of both sides. */
+static void plan_reading(const struct kvl_cache_plan *plan, struct kvl_layer_plan *layer)
+{
+    if (layer->pages.tokens == 0) return;
+    const uint32_t k = layer->side[KVL_SIDE_K].dims.page_tokens, v = layer->side[KVL_SIDE_V].dims.page_tokens;
+    layer->pages.size = (int32_t)(k / kvl_common_tokens(k, v) * v);
+    layer->most_pages = (plan->config.n_ctx - layer->sink) / (uint32_t)layer->pages.size;
+    if (layer->most_pages == 0) layer->pages.tokens = 0; /* not one: there is nothing to choose */
 }
 
 static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
@@ -266,10 +301,11 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
     if (spec->n_keep != 0 && !layer->slides && spec->when != KVL_WHEN_PREFILL) layer->score = (const struct kvl_score *)spec->keep[0].plugin;
     KVL_TRY(check_joint(plan, spec));
     KVL_TRY(plan_records(plan, spec, layer));
+    if (picks(plan, spec, layer)) layer->pages = spec->pages;
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint64_t scale_bytes;
-        KVL_TRY(plan_pages(side, &spec->codec[s], roles[s]));
+        KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], layer->pages.tokens != 0 ? (uint32_t)layer->pages.size : PAGE_TOKENS));
         KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, layer->n_stream, side));
         side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
         if (side->tail < side->shape.tail_min)
@@ -283,6 +319,7 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         layer->token_bytes += side->token_bytes * layer->n_stream;
         layer->token_scale_bytes += scale_bytes * layer->n_stream;
     }
+    plan_reading(plan, layer);
 done:
     return status;
 }
@@ -395,17 +432,34 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, scores = 0;
+    uint64_t numbers = 0, scores = 0, gone = 0;
+    plan->gone_room = plan->config.n_ctx < GONE_ROOM ? plan->config.n_ctx : GONE_ROOM;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->index_offset = numbers;
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * layer->n_stream * layer->cells;
         layer->raw_offset = scores;
         scores += (uint64_t)plan->dims.n_head * layer->cells;
+        layer->gone_offset = gone;
+        gone += layer->cells != 0 ? (uint64_t)layer->n_stream * plan->gone_room : 0;
     }
-    plan->evicts_decoding = scores != 0;
+    plan->evicts_decoding = plan->one_by_one = scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
     plan->raw_bytes = scores * sizeof(float);
+    plan->gone_bytes = gone * sizeof(struct kvl_gone);
+}
+
+/* Bounds of pages, a stream's one behind the other. */
+static void place_bounds(struct kvl_cache_plan *plan)
+{
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        const uint64_t pages = (uint64_t)layer->n_stream * layer->most_pages, picks = 2 * pages * sizeof(uint32_t);
+        layer->bounds_offset = plan->bounds_bytes;
+        plan->bounds_bytes += pages * kvl_page_bound_bytes(layer);
+        if (picks > plan->picks_bytes) plan->picks_bytes = picks; /* layers take turns */
+        plan->one_by_one = plan->one_by_one || layer->pages.tokens != 0;
+    }
 }
 
 /* The side before (layer l, side s) with the same rotation; itself if there is none. */
@@ -453,7 +507,7 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
     plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
-    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->record_bytes + plan->sum_bytes;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->gone_bytes + plan->picks_bytes + plan->record_bytes + plan->sum_bytes;
 }
 
 static void sum_bytes(struct kvl_cache_plan *plan)
@@ -466,7 +520,7 @@ static void sum_bytes(struct kvl_cache_plan *plan)
             plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->side[s].ring) * layer->side[s].exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->n_table_floats * sizeof(float);
+    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->bounds_bytes + plan->n_table_floats * sizeof(float);
     plan_scratch(plan);
 }
 
@@ -549,7 +603,9 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
     const char *learner = kvl_spec_learner(config->spec);
-    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || learner != NULL;
+    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || kvl_spec_picks(config->spec) || learner != NULL;
+    if (kvl_spec_picks(config->spec) && config->protocol == KVL_P1_FAKE_QUANT)
+        return kvl_fail(KVL_E_USAGE, "read=pages chooses for each token behind a prompt, and p1 has no prompt: use --protocol compress-then-score, or p4");
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
         return kvl_fail(KVL_E_USAGE, "%s %s at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4",
                         learner != NULL ? learner : "keep=", learner != NULL ? "learns" : "evicts");
@@ -574,6 +630,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
         if (n > out->n_position) out->n_position = n;
     }
     place_index(out);
+    place_bounds(out);
     KVL_TRY(place_all(out));
     place_tables(out);
     sum_bytes(out);

@@ -88,6 +88,10 @@ struct kvl_layer_plan {
     struct kvl_score_running running;
     uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
     uint64_t index_offset, raw_offset; /* of them in the token index, of its queries' scores in `raw`: numbers */
+    struct kvl_page_reading pages;   /* of a layer whose queries may have to choose: size is that of its pages; tokens 0: they never do */
+    uint32_t most_pages;             /* whole pages of a stream's body at most */
+    uint64_t bounds_offset;          /* of its pages' bounds, bytes */
+    uint64_t gone_offset;            /* of its heads' tokens in `gone`: entries */
     uint32_t kept;                   /* of an evicting cache: tokens a head keeps on average of a prompt of n_ctx tokens */
     uint64_t token_bytes, token_scale_bytes; /* one more sealed token, all heads, both sides: payload + scale; scale alone */
 };
@@ -99,16 +103,27 @@ struct kvl_attend_shape {
 
 enum { KVL_MAX_SLABS = 16 };
 
+/* A token that went while others were decoded. */
+struct kvl_gone {
+    uint32_t seen, position; /* tokens seen when it went; where it stood */
+    float mass;              /* share of the newest query's attention that went to it, mean over the query heads of its kv head; NaN: its score reads none */
+};
+
 struct kvl_cache_plan {
     struct kvl_cache_dims dims;
     struct kvl_cache_config config;
     struct kvl_cache_limits limits;
     struct kvl_attend_shape shape;
     struct kvl_layer_plan *layer;    /* [L], owned */
-    bool evicts_decoding;            /* some layer: tokens behind the prompt are then taken in one by one */
+    bool evicts_decoding;            /* some layer */
     uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
+    uint32_t gone_room;              /* of tokens that go while decoding, so many are remembered of each head, the first ones */
+    uint64_t gone_bytes;             /* scratch */
+    uint64_t bounds_bytes, picks_bytes; /* least and largest of each channel of pages' keys (class index); a step's scores of pages, and which it reads
+                                         * (scratch) */
+    bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, or chooses what it reads */
     bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
-                                        it) */
+                                        it), or its tokens are to read what those behind it do not */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -129,7 +144,7 @@ struct kvl_cache_plan {
 uint32_t kvl_rope_positions(const struct kvl_spec *spec, uint32_t n_layer, uint32_t n_ctx);
 
 /* KVL_E_USAGE with the fix if codec and dims do not fit, KVL_E_DEVICE_MEM if more than KVL_MAX_SLABS slabs would be needed.
- * Of a cache that evicts (keep=, a codec that learns, or P3) resident_bytes is a bound. */
+ * Of a cache that begins with a prompt (keep=, read=pages, a codec that learns, or P3) resident_bytes is a bound. */
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out);
 void kvl_cache_plan_free(struct kvl_cache_plan *plan);
@@ -173,6 +188,16 @@ kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */
 uint32_t kvl_sealed_end(const struct kvl_layer_plan *layer, const struct kvl_side_plan *side, uint32_t end);
+/* What a query reads of a head's sequence, with itself `end` tokens long, in a layer that chooses pages: `whole` pages are there before it, encoded on both
+ * sides, and it reads `read` of them, all if that is no more tokens than the layer's. In front of and behind them it reads everything. */
+struct kvl_page_count {
+    uint32_t whole, read;
+};
+struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_t end);
+/* The longest run of tokens that both pages of a and pages of b tokens are made of. */
+uint32_t kvl_common_tokens(uint32_t a, uint32_t b);
+/* Bytes of the bounds of one page of a stream. */
+uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer);
 /* Whether a layer has rows in full precision beside the sinks; whether it has any. */
 bool kvl_keeps_tail(const struct kvl_layer_plan *layer);
 bool kvl_keeps_exact(const struct kvl_layer_plan *layer);

@@ -2,6 +2,7 @@
 #include "half.h"
 #include "mem.h"
 #include "rotation.h"
+#include "select.h"
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -249,8 +250,81 @@ static double product(const float *q, const float *k, uint32_t d, struct kvl_rop
     return dot;
 }
 
+/* ---- pages that queries choose ---- */
+
+/* The most that a query record can score on keys `first` .. `first` + n - 1 of a stream, records [..][stride]. */
+static double bound_of(const struct kvl_cache_plan *plan, const float *q, const float *keys, size_t stride, uint32_t first, uint32_t n, uint32_t channels)
+{
+    double sum = 0.0;
+    for (uint32_t c = 0; c < channels; c++) {
+        float least = keys[first * stride + c], largest = least;
+        for (uint32_t t = first + 1; t < first + n; t++) {
+            least = fminf(least, keys[t * stride + c]);
+            largest = fmaxf(largest, keys[t * stride + c]);
+        }
+        if (!plan->config.exact) {
+            least = kvl_half_to_float(kvl_float_to_half(least));
+            largest = kvl_half_to_float(kvl_float_to_half(largest));
+        }
+        sum += fmax((double)q[c] * least, (double)q[c] * largest);
+    }
+    return sum;
+}
+
+kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, struct kvl_rope rope,
+                               uint32_t *n_read, uint32_t *page)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &plan->layer[l];
+    const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head, group = plan->dims.n_head / heads, size = (uint32_t)layer->pages.size;
+    const size_t n = (size_t)n_tokens * heads * d;
+    struct form form;
+    struct kvl_ranked *room = NULL;
+    float *records = NULL, *decoded = NULL, *query = NULL, *score = NULL;
+    KVL_TRY(form_open(plan, l, KVL_SIDE_K, rope, &form));
+    KVL_TRY(kvl_alloc(&records, n, sizeof *records));
+    KVL_TRY(kvl_alloc(&decoded, n, sizeof *decoded));
+    KVL_TRY(kvl_alloc(&query, d, sizeof *query));
+    KVL_TRY(kvl_alloc(&score, layer->most_pages, sizeof *score));
+    KVL_TRY(kvl_alloc(&room, layer->most_pages, sizeof *room));
+    KVL_TRY(kvl_reference_records(plan, l, KVL_SIDE_K, n_tokens, k, rope, records));
+    for (size_t i = 0; i < n; i++) records[i] = exact_value(plan, layer, records[i]);
+    KVL_TRY(kvl_reference_decode(plan, l, KVL_SIDE_K, n_tokens, records, decoded));
+    for (uint32_t p = 0; p < n_tokens; p++) {
+        const struct kvl_page_count count = kvl_pages_read(layer, p + 1);
+        for (uint32_t h = 0; h < heads; h++, n_read++, page += layer->most_pages) {
+            for (uint32_t i = 0; i < count.whole; i++) score[i] = 0.0f;
+            for (uint32_t g = 0; g < group; g++) {
+                KVL_TRY(to_record(&form, h, p, q + (((size_t)p * heads + h) * group + g) * d, query));
+                for (uint32_t i = 0; i < count.whole; i++) {
+                    const float bound = (float)bound_of(plan, query, decoded + (size_t)h * d, (size_t)heads * d, layer->sink + i * size, size, d);
+                    score[i] = layer->pages.gqa == KVL_BOUND_SUM ? score[i] + bound : g == 0 ? bound : fmaxf(score[i], bound);
+                }
+            }
+            *n_read = kvl_select_top(score, count.whole, count.read, room, page);
+        }
+    }
+done:
+    form_close(&form);
+    kvl_free(&room);
+    kvl_free(&records);
+    kvl_free(&decoded);
+    kvl_free(&query);
+    kvl_free(&score);
+    return status;
+}
+
+/* skips [T]: tokens that the query at p does not read. */
+static void skip_pages(const struct kvl_layer_plan *layer, uint32_t p, uint32_t n_read, const uint32_t *page, bool *skips)
+{
+    const uint32_t size = (uint32_t)layer->pages.size, whole = kvl_pages_read(layer, p + 1).whole;
+    for (uint32_t t = 0; t <= p; t++) skips[t] = t >= layer->sink && t < layer->sink + whole * size;
+    for (uint32_t i = 0; i < n_read; i++)
+        for (uint32_t t = 0; t < size; t++) skips[layer->sink + page[i] * size + t] = false;
+}
+
 static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, uint32_t p, uint32_t end, uint32_t h, const float *q,
-                       const struct sources *k, const struct sources *v, struct kvl_rope rope, float *room, double *weight, float *out)
+                       const struct sources *k, const struct sources *v, struct kvl_rope rope, const bool *skips, float *room, double *weight, float *out)
 {
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
     const double scale = plan->dims.scale != 0.0f ? plan->dims.scale : 1.0 / sqrt((double)d);
@@ -261,7 +335,7 @@ static void attend_one(const struct kvl_cache_plan *plan, const struct kvl_layer
     for (uint32_t t = 0; t <= p; t++) {
         const uint32_t slid = layer->pos == KVL_POS_COMPACT && t < layer->sink && start > layer->sink ? start - layer->sink : 0;
         const double dot = product(q, row_of(k, layer, t, k_end, ((size_t)t * heads + h) * d), d, rope, slid, room);
-        weight[t] = t >= layer->sink && t < start ? -INFINITY : dot * scale;
+        weight[t] = (t >= layer->sink && t < start) || skips[t] ? -INFINITY : dot * scale;
         top = fmax(top, weight[t]);
     }
     for (uint32_t t = 0; t <= p; t++) total += weight[t] = exp(weight[t] - top);
@@ -282,6 +356,14 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
     const size_t size = (size_t)n_tokens * plan->dims.n_kv_head * d;
     float *buffer = NULL, *query = NULL;
     double *weight = NULL;
+    bool *skips = NULL;
+    uint32_t *n_read = NULL, *page = NULL; /* [T][H], [T][H][most_pages] */
+    KVL_TRY(kvl_alloc(&skips, n_tokens, sizeof *skips));
+    if (layer->pages.tokens != 0) {
+        KVL_TRY(kvl_alloc(&n_read, (size_t)n_tokens * plan->dims.n_kv_head, sizeof *n_read));
+        KVL_TRY(kvl_alloc(&page, (size_t)n_tokens * plan->dims.n_kv_head * layer->most_pages, sizeof *page));
+        KVL_TRY(kvl_reference_pages(plan, l, n_tokens, q, k, rope, n_read, page));
+    }
     KVL_TRY(kvl_alloc(&buffer, 4 * size, sizeof *buffer));
     KVL_TRY(kvl_alloc(&query, 2 * (size_t)d, sizeof *query));
     KVL_TRY(kvl_alloc(&weight, n_tokens, sizeof *weight));
@@ -292,13 +374,17 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
         uint32_t end = (p / u + 1) * u;
         if (end > n_tokens) end = n_tokens;
         for (uint32_t h = 0; h < plan->dims.n_head; h++) {
-            const size_t row = (size_t)p * plan->dims.n_head + h;
+            const size_t row = (size_t)p * plan->dims.n_head + h, stream = (size_t)p * plan->dims.n_kv_head + h / g;
+            if (n_read != NULL) skip_pages(layer, p, n_read[stream], page + stream * layer->most_pages, skips);
             memcpy(query, q + row * d, d * sizeof *query);
             rope_row(query + plan->dims.joint_value_dim, rope, p);
-            attend_one(plan, layer, p, end, h / g, query, &keys, &values, rope, query + d, weight, out + row * kvl_output_dim(&plan->dims));
+            attend_one(plan, layer, p, end, h / g, query, &keys, &values, rope, skips, query + d, weight, out + row * kvl_output_dim(&plan->dims));
         }
     }
 done:
+    kvl_free(&skips);
+    kvl_free(&n_read);
+    kvl_free(&page);
     kvl_free(&buffer);
     kvl_free(&query);
     kvl_free(&weight);
@@ -311,6 +397,9 @@ done:
 struct held {
     uint32_t n, *token; /* [T] */
     double *score;      /* [T] */
+    double *mass;       /* [T] share of the newest query's attention, summed over the query heads */
+    uint32_t n_gone;
+    struct kvl_gone *gone; /* [T] */
 };
 
 struct evict_work {
@@ -321,6 +410,7 @@ struct evict_work {
     struct held *held;    /* [H] */
     double *weight;       /* [T] */
     float *query, *key;   /* [D] */
+    float *rows;          /* [T][D + 1] */
 };
 
 /* The place's row of a side: sinks and the newest tokens in full precision. */
@@ -369,20 +459,40 @@ static uint32_t first_to_go(const struct held *held, const struct kvl_score_runn
     return found;
 }
 
+/* Scores of all tokens of head h by the plug-in's specification, from the keys that it has. rows: room for them. */
+static kvl_status score_keys(struct evict_work *w, const struct kvl_instance *keep, uint32_t h, float *rows, float *scores)
+{
+    struct held *held = &w->held[h];
+    const uint32_t d = w->plan->dims.head_dim;
+    const struct kvl_score_input in = {.struct_size = sizeof in, .n_layer = 1, .n_token = held->n, .n_head = 1, .n_kv_head = 1, .head_dim = d, .k = rows};
+    for (uint32_t i = 0; i < held->n; i++) memcpy(rows + (size_t)i * d, held_row(w, KVL_SIDE_K, h, i), d * sizeof *rows);
+    if (((const struct kvl_score *)keep->plugin)->ref(keep->priv, &in, scores) != 0) return kvl_fail(KVL_E_VERIFY, "score %s: its reference failed", keep->plugin->name);
+    for (uint32_t i = 0; i < held->n; i++) held->score[i] = scores[i];
+    return KVL_OK;
+}
+
 static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t position)
 {
     struct kvl_score_running running = {.struct_size = sizeof running};
     const struct kvl_layer_plan *layer = w->layer;
+    const uint32_t group = w->plan->dims.n_head / w->plan->dims.n_kv_head;
     uint32_t target;
     const kvl_status status = kvl_decode_target(w->plan, l, position + 1, 1, &target);
     if (status != KVL_OK) return status;
     layer->score->running(kvl_spec_layer(w->plan->config.spec, l)->keep[0].priv, target, &running);
     for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
         struct held *held = &w->held[h];
+        if (running.source == KVL_RUN_KEYS && held->n > target) {
+            const kvl_status scored = score_keys(w, &kvl_spec_layer(w->plan->config.spec, l)->keep[0], h, w->rows, w->rows + (size_t)held->n * w->plan->dims.head_dim);
+            if (scored != KVL_OK) return scored;
+        }
         while (held->n > target) {
             const uint32_t sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], held->n);
             if (sealed == layer->sink) break;
             const uint32_t gone = first_to_go(held, &running, layer->sink, sealed, position);
+            const bool attends = running.source == KVL_RUN_SUM || running.source == KVL_RUN_NEWEST;
+            held->gone[held->n_gone++] = (struct kvl_gone){position + 1, held->token[gone], attends ? (float)(held->mass[gone] / group) : NAN};
+            memmove(held->mass + gone, held->mass + gone + 1, (held->n - gone - 1) * sizeof *held->mass);
             memmove(held->token + gone, held->token + gone + 1, (held->n - gone - 1) * sizeof *held->token);
             memmove(held->score + gone, held->score + gone + 1, (held->n - gone - 1) * sizeof *held->score);
             held->n--;
@@ -401,10 +511,12 @@ static void take_in(struct evict_work *w, uint32_t position, const float *q, con
         struct held *held = &w->held[h];
         held->token[held->n] = position;
         held->score[held->n++] = stored != NULL ? stored[h] : 0.0;
+        for (uint32_t i = 0; i < held->n; i++) held->mass[i] = 0.0;
         for (uint32_t i = 0; i < held->n && running->source == KVL_RUN_NEWEST; i++) held->score[i] = 0.0;
     }
     for (uint32_t r = 0; r < dims->n_head; r++) {
         attend_held(w, r / group, position, q + (size_t)r * dims->head_dim, out + (size_t)r * dims->head_dim);
+        for (uint32_t i = 0; i < w->held[r / group].n; i++) w->held[r / group].mass[i] += w->weight[i];
         if (running->source == KVL_RUN_STORED) continue;
         for (uint32_t h = 0; h < dims->n_kv_head; h++)
             for (uint32_t i = 0; i < w->held[h].n && (running->is_shared || h == r / group); i++) w->held[h].score[i] += w->weight[i];
@@ -412,7 +524,7 @@ static void take_in(struct evict_work *w, uint32_t position, const float *q, con
 }
 
 kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held)
+                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone, struct kvl_gone *gone)
 {
     kvl_status status = KVL_OK;
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
@@ -420,22 +532,29 @@ kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, ui
     struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope};
     float *rows = NULL;
     double *scores = NULL;
-    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d, sizeof *rows));
-    KVL_TRY(kvl_alloc(&scores, ((size_t)heads + 1) * n_tokens, sizeof *scores));
+    KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d + (size_t)n_tokens * (d + 1), sizeof *rows));
+    KVL_TRY(kvl_alloc(&scores, (2 * (size_t)heads + 1) * n_tokens, sizeof *scores));
     KVL_TRY(kvl_alloc(&w.held, heads, sizeof *w.held));
-    w.weight = scores + (size_t)heads * n_tokens;
+    w.weight = scores + 2 * (size_t)heads * n_tokens;
     w.query = rows + 4 * size;
     w.key = w.query + d;
+    w.rows = w.key + d;
     for (int s = 0; s < KVL_SIDES; s++) {
         w.side[s] = (struct sources){rows + s * 2 * size, rows + (s * 2 + 1) * size};
         KVL_TRY(read_side(plan, l, s, false, n_tokens, s == KVL_SIDE_K ? k : v, rope, rows + s * 2 * size, rows + (s * 2 + 1) * size));
     }
-    for (uint32_t h = 0; h < heads; h++) w.held[h] = (struct held){0, held + (size_t)h * n_tokens, scores + (size_t)h * n_tokens};
+    for (uint32_t h = 0; h < heads; h++) {
+        const size_t first = (size_t)h * n_tokens;
+        w.held[h] = (struct held){.token = held + first, .score = scores + first, .mass = scores + (size_t)heads * n_tokens + first, .gone = gone + first};
+    }
     for (uint32_t p = 0; p < n_tokens; p++) {
         take_in(&w, p, q + p * q_row, stored != NULL ? stored + (size_t)p * heads : NULL, out + p * q_row);
         if (p > 0) KVL_TRY(evict_after(&w, l, p)); /* the prompt's eviction is another: here it keeps its token */
     }
-    for (uint32_t h = 0; h < heads; h++) n_held[h] = w.held[h].n;
+    for (uint32_t h = 0; h < heads; h++) {
+        n_held[h] = w.held[h].n;
+        n_gone[h] = w.held[h].n_gone;
+    }
 done:
     kvl_free(&w.held);
     kvl_free(&scores);

@@ -16,6 +16,11 @@ struct kvl_rope {
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k,
                                 const float *v, struct kvl_rope rope, float *out);
 
+/* The pages that the queries of each token read in a layer that chooses them (cl/pages.cl), tokens appended one by one: n_read [T][H], page
+ * [T][H][most_pages], ascending. */
+kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k, struct kvl_rope rope,
+                               uint32_t *n_read, uint32_t *page);
+
 /* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][streams][channels]. What happens to a row and in which order, to the bit:
  * cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
@@ -25,8 +30,9 @@ kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t laye
                                 float *decoded);
 
 /* The same of a layer that evicts while tokens are decoded (cl/evict.cl): T tokens, the first of which is the prompt. stored [T][H]: the tokens' numbers, of
- * scores that are found when a token is stored; else NULL. Behind the last token head h has n_held[h] tokens, held[h * T ..] ascending. */
+ * scores that are found when a token is stored; else NULL. Behind the last token head h has n_held[h] tokens, held[h * T ..] ascending; n_gone[h] have gone, gone[h * T ..] in that
+ * order. */
 kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held);
+                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone, struct kvl_gone *gone);
 
 #endif

@@ -352,11 +352,40 @@ static kvl_status print_when(const struct key *key, const struct kvl_layer_spec 
     return entry->when == KVL_WHEN_EVERY ? kvl_text_printf(out, "every:%u", entry->every) : print_choice(key, entry, out);
 }
 
+/* ---- what is read ---- */
+
+static const struct kvl_option page_options[] = {
+    {"tokens", "that a query reads at most", KVL_OPTION_INT, offsetof(struct kvl_page_reading, tokens), 0, 0, INT32_MAX, NULL},
+    {"size", "tokens of a page", KVL_OPTION_INT, offsetof(struct kvl_page_reading, size), 16, 16, 4096, NULL},
+    {"gqa", "how the query heads of a kv head agree", KVL_OPTION_CHOICE, offsetof(struct kvl_page_reading, gqa), KVL_BOUND_MAX, 0, 0, "max|sum"},
+    {"dense", "first layers that read all", KVL_OPTION_INT, offsetof(struct kvl_page_reading, dense), 0, 0, INT32_MAX, NULL},
+};
+static const struct kvl_plugin_head page_reading = {.name = "pages", .options = page_options, .n_options = sizeof page_options / sizeof *page_options};
+
+static kvl_status set_read(const struct key *key, const struct value *value, struct kvl_layer_spec *entry)
+{
+    kvl_status status = set_choice_word(key, value, entry);
+    if (status != KVL_OK || entry->read == KVL_READ_ALL) return status == KVL_OK ? no_args(key, value) : status;
+    status = kvl_options_set("read=pages", page_options, page_reading.n_options, &entry->pages, &value->args);
+    if (status == KVL_OK && entry->pages.tokens == 0)
+        return kvl_fail_at(&value->name, "write read=pages(tokens=N)", "read=pages does not say how many tokens a query reads");
+    if (status == KVL_OK && entry->pages.size % 16 != 0)
+        return kvl_fail_at(&value->args, "use a multiple of 16", "size=%d: kernels read 16 tokens at a time", entry->pages.size);
+    return status;
+}
+
+static kvl_status print_read(const struct key *key, const struct kvl_layer_spec *entry, struct kvl_text *out)
+{
+    struct kvl_page_reading pages = entry->pages;
+    const struct kvl_instance instance = {.plugin = &page_reading, .priv = &pages};
+    return entry->read == KVL_READ_ALL ? print_choice(key, entry, out) : kvl_instance_print(&instance, true, out);
+}
+
 enum { SIDE_K = 1 << KVL_SIDE_K, SIDE_V = 1 << KVL_SIDE_V, BOTH = SIDE_K | SIDE_V };
 #define FIELD(name) offsetof(struct kvl_layer_spec, name)
 _Static_assert(sizeof(enum kvl_rope_stage) == sizeof(int) && sizeof(enum kvl_rotation) == sizeof(int) &&
                    sizeof(enum kvl_key_order) == sizeof(int) && sizeof(enum kvl_positions) == sizeof(int) && sizeof(enum kvl_when) == sizeof(int) &&
-                   sizeof(enum kvl_scope) == sizeof(int),
+                   sizeof(enum kvl_scope) == sizeof(int) && sizeof(enum kvl_reading) == sizeof(int) && sizeof(enum kvl_page_bound) == sizeof(int),
                "choices are stored as int");
 
 /* Applied in this order: the keys of one side come after those of both and so beat them. */
@@ -376,6 +405,7 @@ static const struct key keys[] = {
     {"budget", set_budget, print_budget},
     {"when", set_when, print_when, 0, FIELD(when), "prefill|every:N|full"},
     {"pos", set_choice, print_choice, 0, FIELD(pos), "keep|compact"},
+    {"read", set_read, print_read, 0, FIELD(read), "all|pages", .silent = "all"},
     {"table", set_table, print_table, .silent = "none"},
     {"all_layers", set_choice, print_choice, 0, FIELD(all_layers), "no|yes", .silent = "no", .alone = "yes"},
 };
@@ -691,6 +721,9 @@ static kvl_status check_decode_eviction(const struct kvl_layer_spec *entry)
     if (score->running(entry->keep[0].priv, 1, &running) != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s does not go on while tokens are decoded with these options (kvlab plugins %s says why): change"
                                            " them, or use when=prefill", score->head.name, score->head.name);
+    if (running.source == KVL_RUN_KEYS && entry->rope == KVL_STORE_PRE_ROPE)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: while tokens are decoded score %s reads stored keys as attention sees them, and rope=pre turns these when they"
+                                           " are read: use rope=post, or when=prefill", score->head.name);
     if (((const struct kvl_budget *)entry->budget.plugin)->split != NULL)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: budget %s shares a prompt's tokens out among the heads, and while tokens are decoded each head keeps the"
                                            " same number: use budget=uniform, or when=prefill", entry->budget.plugin->name);
@@ -724,6 +757,21 @@ static kvl_status check_eviction(const struct kvl_layer_spec *entry)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: rope=pre turns kept keys by their places: add pos=compact, or use rope=post");
     const kvl_status status = kvl_amount_resolve(entry->budget.priv, 1, 1, &target, &fraction);
     return status == KVL_OK && entry->when != KVL_WHEN_PREFILL ? check_decode_eviction(entry) : status;
+}
+
+/* Bounds of a page's keys hold for keys as queries meet them, and as long as tokens stay where they are. */
+static kvl_status check_reading(const struct kvl_layer_spec *entry)
+{
+    if (entry->read == KVL_READ_ALL) return KVL_OK;
+    if (entry->window != 0) return kvl_fail(KVL_E_USAGE, "--kv: window= and read=pages both say what is read: use one of them");
+    if (entry->when != KVL_WHEN_PREFILL)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: when=every:N and full move tokens from page to page, whose bounds read=pages reads: use when=prefill, or "
+                                           "read=all");
+    if (entry->rope == KVL_STORE_PRE_ROPE)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: read=pages bounds scores by stored keys, and rope=pre turns these when they are read: use rope=post");
+    if (kvl_spec_projects(entry))
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: read=pages bounds scores by keys, and here latents are stored: use a codec alone, or read=all");
+    return KVL_OK;
 }
 
 /* A rotation mixes channels, and some codecs treat each by what it holds. */
@@ -767,6 +815,7 @@ static kvl_status make_entry(const struct scope *base, const struct scope *overr
     KVL_TRY(check_eviction(entry));
     KVL_TRY(check_rotation(entry));
     KVL_TRY(check_projections(entry));
+    KVL_TRY(check_reading(entry));
 done:
     return status;
 }
@@ -1000,6 +1049,13 @@ bool kvl_spec_evicts(const struct kvl_spec *spec)
     bool evicts = spec->base.n_keep != 0;
     for (size_t i = 0; i < spec->n_overrides; i++) evicts = evicts || spec->override[i].entry.n_keep != 0;
     return evicts;
+}
+
+bool kvl_spec_picks(const struct kvl_spec *spec)
+{
+    bool picks = spec->base.read == KVL_READ_PAGES;
+    for (size_t i = 0; i < spec->n_overrides; i++) picks = picks || spec->override[i].entry.read == KVL_READ_PAGES;
+    return picks;
 }
 
 static const char *learner(const struct kvl_layer_spec *entry)

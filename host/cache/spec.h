@@ -16,7 +16,17 @@ uint32_t kvl_key_channel(enum kvl_key_order order, uint32_t rope_dim, uint32_t c
 enum kvl_positions { KVL_POS_KEEP, KVL_POS_COMPACT };
 enum kvl_scope { KVL_SCOPE_FULL_LAYERS, KVL_SCOPE_ALL_LAYERS };
 enum kvl_when { KVL_WHEN_PREFILL, KVL_WHEN_EVERY, KVL_WHEN_FULL };
+enum kvl_reading { KVL_READ_ALL, KVL_READ_PAGES };
+enum kvl_page_bound { KVL_BOUND_MAX, KVL_BOUND_SUM };
 enum { KVL_MAX_KEEP = 4 };
+
+/* What the query of a token behind the prompt reads of what the cache holds, with KVL_READ_PAGES: pages whose keys it may score highest. */
+struct kvl_page_reading {
+    int32_t tokens;           /* tokens that it reads at most: sinks, the newest ones, and whole pages */
+    int32_t size;             /* tokens of a page, at least: a codec that encodes groups of them may ask for more */
+    enum kvl_page_bound gqa;  /* how the query heads that share a page agree */
+    int32_t dense;            /* the first so many layers read all */
+};
 
 /* A calibration table: what codecs or projections of one model learned from a text, for each stream: a kv head, or those that a projection takes
  * together. */
@@ -46,6 +56,8 @@ struct kvl_layer_spec {
     enum kvl_when when;        /* at the end of the prompt; then after every `every` tokens, or when there are more than the budget */
     uint32_t every;
     enum kvl_positions pos;
+    enum kvl_reading read;
+    struct kvl_page_reading pages;
     char *table_path;          /* table=FILE; NULL = none */
     struct kvl_table table;    /* empty until kvl_spec_load_tables */
 };
@@ -74,6 +86,8 @@ bool kvl_spec_projects(const struct kvl_layer_spec *entry);
 bool kvl_spec_windowed(const struct kvl_spec *spec);
 bool kvl_spec_evicts(const struct kvl_spec *spec);
 bool kvl_spec_compact(const struct kvl_spec *spec);
+/* Whether the queries of any layer choose pages. */
+bool kvl_spec_picks(const struct kvl_spec *spec);
 /* Of the codecs that learn their table from each prompt, the name of one that is not given a table; NULL if there is none. */
 const char *kvl_spec_learner(const struct kvl_spec *spec);
 /* KVL_E_USAGE if an override names a layer >= n_layers. */

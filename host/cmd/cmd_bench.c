@@ -103,11 +103,11 @@ struct strategy { /* what is printed of one --kv */
 
 static void print_md_head(const struct run *run)
 {
-    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token",
-           "resident MiB");
+    printf("| %-*s | %-14s | %10s | %8s | %11s | %12s | %8s |\n", run->kv_width, "kv", "test", "tokens/s", "sd", "bytes/token",
+           "resident MiB", "read MiB");
     printf("| ");
     for (int i = 0; i < run->kv_width; i++) putchar('-');
-    puts(" | -------------- | ---------: | -------: | ----------: | -----------: |");
+    puts(" | -------------- | ---------: | -------: | ----------: | -----------: | -------: |");
 }
 
 static void print_sd(const struct kvl_bench_result *r, int width)
@@ -122,13 +122,14 @@ static void print_md_row(const struct strategy *s, const struct kvl_bench_result
 {
     printf("| %-*s | %-14s | %10.2f | ", s->run->kv_width, kvl_spec_given(s->spec), r->name, r->tokens_per_s);
     print_sd(r, 8);
-    printf(" | %11llu | %12.2f |\n", (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.resident / 1048576.0);
+    printf(" | %11llu | %12.2f | %8.2f |\n", (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.resident / 1048576.0,
+           (double)r->bytes.token_read / 1048576.0);
 }
 
 static void print_csv_head(void)
 {
     puts("kv,kv_resolved,test,n_prompt,n_gen,depth,sequences,ubatch,n_ctx,exact,repetitions,tokens_per_s,sd,bytes_per_token,payload_bytes,"
-         "resident_bytes,peak_bytes,device,model");
+         "resident_bytes,peak_bytes,token_read_bytes,device,model");
 }
 
 /* RFC 4180. */
@@ -150,8 +151,8 @@ static void print_csv_row(const struct strategy *s, const struct kvl_bench_resul
     printf("%s,%u,%u,%u,%u,%u,%u,%d,%zu,%.6g,", r->name, r->test.n_prompt, r->test.n_gen, r->test.depth, (unsigned)s->run->args->sequences, s->ubatch, s->n_ctx,
            s->run->args->exact, r->n_samples, r->tokens_per_s);
     if (!isnan(r->sd)) printf("%.6g", r->sd);
-    printf(",%llu,%llu,%llu,%llu,", (unsigned long long)r->bytes.bytes_per_token, (unsigned long long)r->bytes.payload,
-           (unsigned long long)r->bytes.resident, (unsigned long long)r->bytes.peak);
+    printf(",%llu,%llu,%llu,%llu,%llu,", (unsigned long long)r->bytes.bytes_per_token, (unsigned long long)r->bytes.payload,
+           (unsigned long long)r->bytes.resident, (unsigned long long)r->bytes.peak, (unsigned long long)r->bytes.token_read);
     print_quoted(kvl_device_caps(s->run->rig.device)->name, ',');
     print_quoted(s->run->rig.model->name, '\n');
 }
@@ -187,12 +188,13 @@ done:
 static kvl_status add_json_row(const struct strategy *s, const struct kvl_bench_result *r)
 {
     kvl_status status = KVL_OK;
-    const size_t n_bytes = 4;
+    const size_t n_bytes = 5;
     const struct kvl_fact facts[] = {
         {"bytes_per_token", (double)r->bytes.bytes_per_token},
         {"payload_bytes", (double)r->bytes.payload},
         {"resident_bytes", (double)r->bytes.resident},
         {"peak_bytes", (double)r->bytes.peak},
+        {"token_read_bytes", (double)r->bytes.token_read},
         {"n_prompt", r->test.n_prompt},
         {"n_gen", r->test.n_gen},
         {"depth", r->test.depth},

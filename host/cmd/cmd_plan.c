@@ -133,6 +133,7 @@ static void keep_one_side(struct kvl_footprint *one)
         if (c != KVL_MEM_SCRATCH) one->bytes[c] /= KVL_SIDES;
     one->bytes_per_token /= KVL_SIDES;
     one->resident /= KVL_SIDES;
+    one->token_read /= KVL_SIDES;
 }
 
 static kvl_status make(struct plan *plan)
@@ -177,10 +178,10 @@ static uint64_t filled_bytes(const struct plan *plan)
 static uint64_t max_users(const struct plan *plan) { return (uint64_t)plan->args->budget / plan->one.resident; }
 static uint64_t users_bound(const struct plan *plan) { return (uint64_t)plan->args->budget / filled_bytes(plan); }
 
-/* One token for each user: the weights are read once and every cache once. No program on this memory is faster. */
+/* One token for each user: the weights are read once and of every cache what a query reads. No program on this memory is faster. */
 static uint64_t read_bytes(const struct plan *plan)
 {
-    return plan->read_weights + (uint64_t)plan->args->users * filled_bytes(plan);
+    return plan->read_weights + (uint64_t)plan->args->users * plan->one.token_read;
 }
 static double floor_ns(const struct plan *plan) { return (double)read_bytes(plan) / plan->bandwidth; }
 

@@ -23,6 +23,16 @@ done:
     return status;
 }
 
+/* What a layer's last query leaves out of the pages that are there, less the bounds that it reads for it. */
+static uint64_t bytes_not_read(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+{
+    const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
+    if (layer->pages.tokens == 0 || held <= (uint32_t)layer->pages.tokens) return 0;
+    const struct kvl_page_count pages = kvl_pages_read(layer, held);
+    return (uint64_t)(pages.whole - pages.read) * (uint32_t)layer->pages.size * layer->token_bytes -
+           layer->n_stream * pages.whole * kvl_page_bound_bytes(layer);
+}
+
 kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_session_config *config,
                             const struct kvl_cache_limits *limits, struct kvl_footprint *out)
 {
@@ -32,7 +42,9 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     *out = (struct kvl_footprint){0};
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
     KVL_TRY(add_streams(&plan, bytes));
-    bytes[KVL_MEM_INDEX] += plan.table_bytes;
+    out->token_read = bytes[KVL_MEM_PAYLOAD] + bytes[KVL_MEM_SCALE];
+    for (uint32_t l = 0; l < plan.dims.n_layer; l++) out->token_read -= bytes_not_read(&plan, &plan.layer[l]);
+    bytes[KVL_MEM_INDEX] += plan.table_bytes + plan.index_bytes + plan.bounds_bytes;
     bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = plan.resident_bytes;
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];

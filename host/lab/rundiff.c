@@ -140,7 +140,7 @@ static struct kvl_diff_number named(const char *name, const char *unit, double a
 static kvl_status diff_bytes(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 {
     static const char *const names[] = {"bytes_per_token", "payload_bytes", "scale_bytes", "index_bytes", "table_bytes",
-                                        "slack_bytes",     "resident_bytes", "peak_bytes",  "scratch_bytes"};
+                                        "slack_bytes",     "resident_bytes", "peak_bytes",  "token_read_bytes", "scratch_bytes"};
     kvl_status status = KVL_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct kvl_diff_number number =

@@ -21,8 +21,9 @@ struct kvl_record {
     struct kvl_cache_bytes bytes;
     struct kvl_profile profile;
     uint64_t start_ns;
-    int steps, table, kernels, evictions, positions; /* table numbers */
+    int steps, table, kernels, evictions, positions, gone; /* table numbers */
     uint64_t n_evictions, n_kept;               /* evictions, and kept positions in their table */
+    uint64_t n_gone, n_gone_logged;             /* tokens that went while others were decoded; rows of them */
     struct kvl_moments mass_lost, output_error; /* over evictions, layers and heads */
 };
 
@@ -59,7 +60,7 @@ static const struct kvl_column eviction_columns[] = {
     {"layer", "1", "layer", KVL_COL_U64},
     {"head", "1", "kv head", KVL_COL_U64},
     {"source", "1", "what the score read: exact = full precision, at the end of a prompt; append = a token's exact key and value when it was "
-                    "stored; position = nothing but the token's position; used = the probabilities that attention used", KVL_COL_TEXT, 8},
+                    "stored; position = nothing but the token's position; used = the probabilities that attention used; decoded = stored keys", KVL_COL_TEXT, 8},
     {"target", "1", "the layer's budget: tokens a head on average", KVL_COL_U64},
     {"kept", "1", "tokens that the head keeps", KVL_COL_U64},
     {"first", "1", "row of evictions/positions where its positions begin", KVL_COL_U64},
@@ -68,6 +69,16 @@ static const struct kvl_column eviction_columns[] = {
 };
 enum { LOSS_COLUMNS = 2 };
 static const struct kvl_column position_columns[] = {{"position", "1", "position of a kept token", KVL_COL_U64}};
+/* Tokens that went while others were decoded: a row each, until there are MOST_GONE. */
+static const struct kvl_column gone_columns[] = {
+    {"eviction", "1", "number of the eviction whose rows in /evictions say what heads were left with in the end", KVL_COL_U64},
+    {"seen", "1", "tokens seen when it went", KVL_COL_U64},
+    {"layer", "1", "layer", KVL_COL_U64},
+    {"head", "1", "kv head", KVL_COL_U64},
+    {"position", "1", "position of the token that went", KVL_COL_U64},
+    {"mass", "1", "share of the newest query's attention that went to it, mean over the kv head's query heads; NaN: the score reads no attention", KVL_COL_F64},
+};
+enum { MOST_GONE = 1 << 18 };
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 /* ---- before the first step ---- */
@@ -267,6 +278,7 @@ static kvl_status create_file(struct kvl_record *r)
         const size_t n = COUNT(eviction_columns) - (r->config.measures_loss ? 0 : LOSS_COLUMNS);
         KVL_TRY(kvl_runfile_table(r->file, "/evictions", eviction_columns, n, &r->evictions));
         KVL_TRY(kvl_runfile_table(r->file, "/evictions/positions", position_columns, COUNT(position_columns), &r->positions));
+        KVL_TRY(kvl_runfile_table(r->file, "/evictions/gone", gone_columns, COUNT(gone_columns), &r->gone));
     }
     if (r->config.profile) KVL_TRY(kvl_runfile_table(r->file, "/kernels", kernel_columns, COUNT(kernel_columns), &r->kernels));
     KVL_TRY(kvl_runfile_start(r->file));
@@ -401,10 +413,26 @@ static int by_position(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position)
+/* Which tokens a head has lost while decoding, and when. */
+static kvl_status put_gone(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t h, struct kvl_gone *gone)
+{
+    kvl_status status = KVL_OK;
+    uint32_t n;
+    KVL_TRY(kvl_cache_gone(kvl_session_cache(session), l, h, gone, &n));
+    r->n_gone += n;
+    const uint32_t room = kvl_cache_plan(kvl_session_cache(session))->gone_room;
+    for (uint32_t i = 0; i < n && i < room && r->n_gone_logged < MOST_GONE; i++, r->n_gone_logged++) {
+        const union kvl_cell cells[COUNT(gone_columns)] = {{.u64 = r->n_evictions}, {.u64 = gone[i].seen}, {.u64 = l}, {.u64 = h}, {.u64 = gone[i].position}, {.f64 = gone[i].mass}};
+        KVL_TRY(kvl_runfile_row(r->file, r->gone, cells));
+    }
+done:
+    return status;
+}
+
+static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position, struct kvl_gone *gone)
 {
     static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used",
-                                         [KVL_RUN_POSITION] = "position"};
+                                         [KVL_RUN_POSITION] = "position", [KVL_RUN_KEYS] = "decoded"};
     kvl_status status = KVL_OK;
     struct kvl_cache *cache = kvl_session_cache(session);
     const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
@@ -414,6 +442,7 @@ static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *se
         qsort(position, n, sizeof *position, by_position);
         const struct held held = {source[layer->running.source], kvl_session_position(session), l, h, layer->kept, n, position, NAN, NAN};
         KVL_TRY(put_held(r, &held));
+        KVL_TRY(put_gone(r, session, l, h, gone));
     }
 done:
     return status;
@@ -424,6 +453,7 @@ kvl_status kvl_record_running(struct kvl_record *r, struct kvl_session *session)
     kvl_status status = KVL_OK;
     const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(session));
     uint32_t *position = NULL, most = 0;
+    struct kvl_gone *gone = NULL;
     if (!r->file || !plan->evicts_decoding) return KVL_OK;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (uint32_t h = 0; h < plan->dims.n_kv_head; h++) {
@@ -431,10 +461,12 @@ kvl_status kvl_record_running(struct kvl_record *r, struct kvl_session *session)
             most = n > most ? n : most;
         }
     KVL_TRY(kvl_alloc(&position, most, sizeof *position));
-    for (uint32_t l = 0; l < plan->dims.n_layer; l++) KVL_TRY(put_running_layer(r, session, l, position));
+    KVL_TRY(kvl_alloc(&gone, plan->gone_room, sizeof *gone));
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) KVL_TRY(put_running_layer(r, session, l, position, gone));
     r->n_evictions++;
 done:
     kvl_free(&position);
+    kvl_free(&gone);
     return status;
 }
 
@@ -566,8 +598,8 @@ done:
     return status;
 }
 
-/* The cache of the session in numbers; the first four are the common keys of --json. */
-enum { COMMON_BYTES = 4, CACHE_FACTS = 9 };
+/* The cache of the session in numbers; the first five are the common keys of --json. */
+enum { COMMON_BYTES = 5, CACHE_FACTS = 10 };
 static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[CACHE_FACTS])
 {
     const struct kvl_fact all[CACHE_FACTS] = {
@@ -575,6 +607,7 @@ static void cache_facts(const struct kvl_cache_bytes *b, struct kvl_fact facts[C
         {"payload_bytes", (double)b->payload, true},
         {"resident_bytes", (double)b->resident, true},
         {"peak_bytes", (double)b->peak, true},
+        {"token_read_bytes", (double)b->token_read, true},
         {"scale_bytes", (double)b->scale, true},
         {"index_bytes", (double)b->index, true},
         {"table_bytes", (double)b->table, true},
@@ -608,6 +641,8 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
     KVL_TRY(kvl_runfile_integer(r->file, "/quality", "nonfinite_inputs", counts.nonfinite));
     KVL_TRY(kvl_runfile_integer(r->file, "/quality", "outlier_overflow", counts.overflow));
     KVL_TRY(put_facts(r->file, "/quality", losses, loss_facts(r, losses)));
+    const struct kvl_fact evictions[] = {{"gone", (double)r->n_gone, true}, {"gone_logged", (double)r->n_gone_logged, true}};
+    if (kvl_spec_evicts(r->config.spec)) KVL_TRY(put_facts(r->file, "/evictions", evictions, COUNT(evictions)));
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
     KVL_TRY(put_plan(r));
@@ -735,9 +770,9 @@ void kvl_record_print(const struct kvl_record *r)
     if (r->base.data) printf("base      %s\n", r->base.data);
     printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[r->config.protocol], r->config.ubatch,
            r->config.exact ? ", exact" : "");
-    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB\n",
+    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB; the newest token read %.3f MiB\n",
            (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
-           (double)r->bytes.peak * mib);
+           (double)r->bytes.peak * mib, (double)r->bytes.token_read * mib);
     if (r->mass_lost.n > 0)
         printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
 }

@@ -625,7 +625,7 @@ static bool begins_with_prompt(const struct kvl_session *s) { return kvl_cache_p
 static uint32_t step_tokens(const struct kvl_session *s)
 {
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
-    return plan->evicts_decoding ? 1 : kvl_cache_ubatch(&plan->config);
+    return plan->one_by_one ? 1 : kvl_cache_ubatch(&plan->config);
 }
 
 struct piece {
@@ -878,6 +878,8 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
     kvl_status status = kvl_cache_bytes(s->cache, bytes);
     if (status != KVL_OK) return status;
     const struct kvl_cache_plan *plan = kvl_cache_plan(s->cache);
+    struct kvl_cache_reads reads;
+    kvl_cache_reads(s->cache, &reads);
     for (int i = 0; i < N_SCRATCH; i++) bytes[KVL_MEM_SCRATCH] += s->scratch[i] != NULL ? kvl_buffer_bytes(s->scratch[i]) : 0;
     bytes[KVL_MEM_SCRATCH] += kvl_linear_reserved(s->kernels);
     *out = (struct kvl_cache_bytes){
@@ -890,6 +892,7 @@ kvl_status kvl_session_bytes(struct kvl_session *s, struct kvl_cache_bytes *out)
         .scratch = bytes[KVL_MEM_SCRATCH],
         .resident = kvl_cache_resident(s->cache),
         .peak = kvl_cache_peak(s->cache),
+        .token_read = reads.newest_bytes,
     };
     return KVL_OK;
 }

@@ -148,4 +148,17 @@ assert source[-6:] == ["used"] * 6, source
 for first, kept, seen in zip(e["first"][-6:], e["kept"][-6:], e["position"][-6:]):
     mine = position[first:first + kept]
     assert kept <= 25 and (np.diff(mine.astype(int)) > 0).all() and mine[-1] == seen - 1, (kept, mine, seen)
+# What went, forward from the prompt's eviction, leaves what is held in the end; behind each token it leaves the budget.
+g = f["evictions/gone"]
+assert f["evictions"].attrs["gone"] == f["evictions"].attrs["gone_logged"] == len(g["position"]) == 6 * (e["position"][-1] - e["position"][0])
+for i in range(6):
+    prompt, end = (set(position[a:a + n]) for a, n in ((e["first"][j], e["kept"][j]) for j in (i, len(e["kept"]) - 6 + i)))
+    mine = (g["layer"][:] == e["layer"][i]) & (g["head"][:] == e["head"][i])
+    held, seen = prompt, e["position"][0]
+    for when, where, mass in zip(g["seen"][mine], g["position"][mine], g["mass"][mine]):
+        held = (held | set(range(seen, when))) - {where}
+        seen = when
+        assert len(held) == 24 and 0 <= mass < 1, (when, where, mass)
+    assert held == end, (held, end)
+assert (g["eviction"][:] == e["eviction"][-1]).all()
 PYTHON

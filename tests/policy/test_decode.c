@@ -2,114 +2,10 @@
  * recomputation with positions from 0 on; bytes, edges of budgets, and what is refused. */
 #include "kernel/test_harness.h"
 #include "decode_answers.h"
-#include "random_table.h"
-#include "reference.h"
-#include "rng.h"
+#include "decode_bench.h"
 #include "select.h"
 #include "session_rig.h"
 #include <math.h>
-
-/* One layer, fed token by token. */
-struct bench {
-    struct kvl_cache_dims dims;
-    struct kvl_cache_config config;
-    struct kvl_spec *spec;
-    struct kvl_cache *cache;
-    struct kvl_cache_plan plan; /* a second one, for the reference */
-    struct kvl_buffer *stage, *rotary, *out;
-    float *q, *k, *v, *got, *want, *angles;
-    uint32_t n_tokens, rope_dim;
-};
-
-static size_t q_row(const struct bench *b) { return (size_t)b->dims.n_head * b->dims.head_dim; }
-static size_t kv_row(const struct bench *b) { return (size_t)b->dims.n_kv_head * b->dims.head_dim; }
-
-static void open_bench(struct bench *b, const char *spec)
-{
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
-    struct kvl_cache_plan plan;
-    b->q = calloc(b->n_tokens * q_row(b), sizeof *b->q);
-    b->k = calloc(b->n_tokens * kv_row(b), sizeof *b->k);
-    b->v = calloc(b->n_tokens * kv_row(b), sizeof *b->v);
-    b->got = calloc(b->n_tokens * q_row(b), sizeof *b->got);
-    b->want = calloc(b->n_tokens * q_row(b), sizeof *b->want);
-    b->angles = calloc((size_t)b->n_tokens * b->rope_dim + 2, sizeof *b->angles);
-    for (size_t i = 0; i < (size_t)b->n_tokens * b->rope_dim / 2; i++) {
-        const double angle = (double)(i / (b->rope_dim / 2)) * pow(10000.0, -2.0 * (double)(i % (b->rope_dim / 2)) / b->rope_dim);
-        b->angles[2 * i] = (float)cos(angle);
-        b->angles[2 * i + 1] = (float)sin(angle);
-    }
-    b->config = (struct kvl_cache_config){.n_ctx = b->n_tokens, .ubatch = 1, .protocol = KVL_P4_STREAMING, .exact = true};
-    if (kvl_spec_parse(spec, &b->spec) != KVL_OK) fail_msg("%s", kvl_error_text());
-    assert_ok(kvl_spec_load_tables(b->spec, random_table, &b->dims));
-    b->config.spec = b->spec;
-    assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &plan));
-    assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &b->plan));
-    assert_ok(kvl_cache_new(kvl_test_device, &plan, &b->cache));
-    assert_ok(kvl_buffer_new(kvl_test_device, "stage", -1, KVL_MEM_SCRATCH, (q_row(b) + 2 * kv_row(b)) * sizeof(float), true, &b->stage));
-    assert_ok(kvl_buffer_new(kvl_test_device, "rotary", -1, KVL_MEM_SCRATCH, ((uint64_t)b->n_tokens * b->rope_dim + 2) * sizeof(float), true, &b->rotary));
-    assert_ok(kvl_buffer_write(b->rotary, 0, ((uint64_t)b->n_tokens * b->rope_dim + 2) * sizeof(float), b->angles));
-    assert_ok(kvl_buffer_new(kvl_test_device, "out", -1, KVL_MEM_SCRATCH, q_row(b) * sizeof(float), true, &b->out));
-}
-
-static void close_bench(struct bench *b)
-{
-    kvl_cache_free(&b->cache);
-    kvl_cache_plan_free(&b->plan);
-    kvl_buffer_free(&b->stage);
-    kvl_buffer_free(&b->rotary);
-    kvl_buffer_free(&b->out);
-    kvl_spec_free(&b->spec);
-    free(b->q), free(b->k), free(b->v), free(b->got), free(b->want), free(b->angles);
-}
-
-static void random_rows(struct bench *b)
-{
-    for (size_t i = 0; i < b->n_tokens * q_row(b); i++) b->q[i] = (float)kvl_rng_normal(1, i);
-    for (size_t i = 0; i < b->n_tokens * kv_row(b); i++) {
-        b->k[i] = (float)(2.0 * kvl_rng_normal(2, i) + (double)(i % 5));
-        b->v[i] = (float)kvl_rng_normal(3, i);
-    }
-}
-
-static void write_stage(struct bench *b, uint32_t t)
-{
-    const uint64_t q = q_row(b) * sizeof(float), kv = kv_row(b) * sizeof(float);
-    assert_ok(kvl_buffer_write(b->stage, 0, q, b->q + t * q_row(b)));
-    assert_ok(kvl_buffer_write(b->stage, q, kv, b->k + t * kv_row(b)));
-    assert_ok(kvl_buffer_write(b->stage, q + kv, kv, b->v + t * kv_row(b)));
-}
-
-/* The first token as a prompt of one, at position 0, where RoPE turns nothing. */
-static void prompt_of_one(struct bench *b)
-{
-    const uint32_t heads = b->dims.n_kv_head, group = b->dims.n_head / heads;
-    uint32_t count[8], token[8] = {0};
-    float sum[8];
-    for (uint32_t h = 0; h < heads; h++) {
-        count[h] = 1;
-        sum[h] = (float)group; /* each of its queries has given it all */
-    }
-    write_stage(b, 0);
-    assert_ok(kvl_cache_fill_begin(b->cache, 0, 1, count, token, sum));
-    assert_ok(kvl_cache_fill_rows(b->cache, 0, 1, b->stage, b->rotary, b->rope_dim));
-    assert_ok(kvl_cache_fill_end(b->cache, 0, 1, count));
-    for (uint32_t r = 0; r < b->dims.n_head; r++) /* a query that sees one token returns its value */
-        memcpy(b->got + r * b->dims.head_dim, b->v + r / group * b->dims.head_dim, b->dims.head_dim * sizeof(float));
-}
-
-static void feed(struct bench *b)
-{
-    const bool evicts = b->plan.evicts;
-    if (evicts) prompt_of_one(b);
-    for (uint32_t t = evicts; t < b->n_tokens; t++) {
-        write_stage(b, t);
-        assert_ok(kvl_cache_step(b->cache, 0, 1, b->stage, b->rotary, b->rope_dim, b->out));
-        kvl_cache_advance(b->cache, 1);
-        assert_ok(kvl_buffer_read(b->out, 0, q_row(b) * sizeof(float), b->got + t * q_row(b)));
-    }
-}
 
 static int ascending(const void *a, const void *b)
 {
@@ -171,20 +67,38 @@ static const struct row {
     {"k=think(recent=0) v=f32 table=random keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 90, 64},
     {"f32 rope=pre pos=compact keep=h2o budget=uniform(tokens=40) when=full", &dims_smol, 120, 64},
     {"int8 rope=pre rot=hadamard korder=hf sink=3 tail=7 pos=compact keep=tova budget=uniform(tokens=40) when=every:5", &dims_tiny, 120, 16},
+    {"f16 keep=keydiff budget=uniform(tokens=33) when=full", &dims_smol, 120, 64},
+    {"int4(group=16) sink=4 tail=20 keep=keydiff budget=uniform(tokens=50) when=every:16", &dims_tiny, 150, 16},
+    {"k=int8 v=int4 rot=hadamard korder=hf keep=keydiff budget=uniform(kept=0.4) when=every:10", &dims_one, 110, 128},
     {"f16 keep=h2o budget=uniform(tokens=1) when=full", &dims_tiny, 40, 16},
     {"f16 keep=h2o budget=uniform(tokens=0) when=full", &dims_tiny, 40, 16}, /* a head that keeps nothing: each query sees its own token */
     {"f16 sink=4 tail=9 keep=h2o budget=uniform(tokens=3) when=full", &dims_tiny, 60, 16}, /* what cannot go stays */
     {"f16 keep=tova budget=uniform(tokens=500) when=full", &dims_tiny, 60, 16},            /* fewer tokens than the budget */
 };
 
+/* Which tokens have gone, and when, and what of the newest query's attention they got. */
+static void compare_gone(struct bench *b, const char *spec, uint32_t h, uint32_t n_gone, const struct kvl_gone *want)
+{
+    struct kvl_gone *got = calloc(b->plan.gone_room + 1, sizeof *got);
+    uint32_t n;
+    assert_ok(kvl_cache_gone(b->cache, 0, h, got, &n));
+    assert_int_equal(n, n_gone);
+    for (uint32_t i = 0; i < n; i++)
+        if (got[i].seen != want[i].seen || got[i].position != want[i].position || !(isnan(want[i].mass) ? isnan(got[i].mass) : fabs(got[i].mass - want[i].mass) < 1e-5))
+            fail_msg("%s: head %u, token %u to go: %u behind %u with %g, not %u behind %u with %g", spec, h, i, got[i].position, got[i].seen, got[i].mass,
+                     want[i].position, want[i].seen, want[i].mass);
+    free(got);
+}
+
 static void run_row(const struct row *row)
 {
     struct bench b = {.dims = *row->dims, .n_tokens = row->n_tokens, .rope_dim = row->rope_dim};
-    uint32_t n_held[8], *held = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *held), *got = calloc(row->n_tokens, sizeof *got);
+    uint32_t n_held[8], n_gone[8], *held = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *held), *got = calloc(row->n_tokens, sizeof *got);
+    struct kvl_gone *gone = calloc((size_t)row->dims->n_kv_head * row->n_tokens, sizeof *gone);
     open_bench(&b, row->spec);
     random_rows(&b);
     feed(&b);
-    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, NULL, b.want, n_held, held));
+    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, NULL, b.want, n_held, held, n_gone, gone));
     const double worst = largest_difference(b.got + q_row(&b), b.want + q_row(&b), (b.n_tokens - 1) * q_row(&b));
     print_message("    %-100s largest difference %.2e\n", row->spec, worst);
     for (uint32_t h = 0; h < b.dims.n_kv_head; h++) {
@@ -193,9 +107,10 @@ static void run_row(const struct row *row)
             if (got[i] != held[(size_t)h * b.n_tokens + i]) fail_msg("%s: head %u has token %u, not %u", row->spec, h, got[i], held[(size_t)h * b.n_tokens + i]);
     }
     assert_true(worst < 3e-5);
+    for (uint32_t h = 0; h < b.dims.n_kv_head; h++) compare_gone(&b, row->spec, h, n_gone[h], gone + (size_t)h * b.n_tokens);
     check_bytes(&b);
     close_bench(&b);
-    free(held), free(got);
+    free(held), free(got), free(gone);
 }
 
 static void device_equals_reference(void **state)
@@ -244,15 +159,22 @@ static void numpy_agrees(void **state)
         const struct decode_answer *a = &decode_answers[i];
         struct bench b = {.dims = {1, DECODE_HEADS * DECODE_GROUP, DECODE_HEADS, DECODE_DIM}, .n_tokens = DECODE_TOKENS, .rope_dim = DECODE_DIM};
         open_bench(&b, a->spec);
-        for (size_t j = 0; j < b.n_tokens * q_row(&b); j++) b.q[j] = (float)(3.0 * sin(0.37 * (double)j + 0.1));
-        for (size_t j = 0; j < b.n_tokens * kv_row(&b); j++) {
-            b.k[j] = (float)(2.0 * sin(0.73 * (double)j * (1.0 + 0.001 * (double)(j % 7))));
-            b.v[j] = (float)cos(0.51 * (double)j);
-        }
+        answer_rows(&b);
         feed(&b);
         for (uint32_t h = 0; h < DECODE_HEADS; h++) {
             assert_int_equal(held_of(&b, h, got), a->n_held);
             for (uint32_t j = 0; j < a->n_held; j++) assert_int_equal(got[j], a->held[h][j]);
+        }
+        for (uint32_t h = 0; h < DECODE_HEADS; h++) {
+            struct kvl_gone gone[DECODE_TOKENS];
+            uint32_t n;
+            assert_ok(kvl_cache_gone(b.cache, 0, h, gone, &n));
+            assert_int_equal(n, a->n_gone);
+            for (uint32_t j = 0; j < DECODE_GONE; j++) {
+                const struct kvl_gone *last = &gone[n - DECODE_GONE + j];
+                assert_true(last->seen == a->gone[h][j].seen && last->position == a->gone[h][j].position);
+                assert_true(isnan(a->gone[h][j].mass) ? isnan(last->mass) : fabs(last->mass - a->gone[h][j].mass) < 1e-6);
+            }
         }
         const double worst = largest_difference(b.got + (b.n_tokens - 1) * q_row(&b), a->out, q_row(&b));
         print_message("    %-70s largest difference of the last outputs %.2e\n", a->spec, worst);
@@ -429,6 +351,8 @@ static void what_cannot_be_is_refused(void **state)
         {"keep=chunk(of=h2o) budget=uniform(tokens=9) when=full", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=full ktail=4", "use tail="},
         {"keep=h2o budget=uniform(tokens=9) when=full pos=compact", "add rope=pre"},
+        {"keep=keydiff budget=uniform(tokens=9) when=full rope=pre pos=compact", "use rope=post"},
+        {"keep=critical(of=h2o) budget=uniform(tokens=9) when=every:4", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=every:0", "is never"},
         {"keep=h2o budget=uniform(tokens=9) when=every:x", "not a number of tokens"},
         {"keep=h2o budget=uniform(tokens=9) when=always", "prefill every:N full"},

@@ -129,7 +129,7 @@ static void refuses_bad_words(void **state)
                    "--kv: unknown codec or preset 'streming-llm' at character 1 of \"streming-llm\": legal are " CODECS " (did you mean streaming-llm?)");
     assert_refused("f16 snik=4",
                    "--kv: unknown key 'snik' at character 5 of \"f16 snik=4\": legal are kv k v rope rot korder sink tail ktail"
-                   " vtail window keep budget when pos table all_layers (did you mean sink?)");
+                   " vtail window keep budget when pos read table all_layers (did you mean sink?)");
     assert_refused("korder=ggfu",
                    "--kv: unknown value of korder= 'ggfu' at character 8 of \"korder=ggfu\": legal are gguf hf (did you mean gguf?)");
     assert_refused("sink=4 sink=5", "--kv: sink= is given twice at character 8 of \"sink=4 sink=5\": keep one");

@@ -1,7 +1,7 @@
 /* keydiff: keys unlike the mean direction of all keys (Park et al. 2025). */
 #include "kvl_plugin_score.h"
 
-extern const char kvl_text_compress_score_keydiff_card_md[];
+extern const char kvl_text_compress_score_keydiff_card_md[], kvl_text_compress_score_keydiff_keydiff_cl[];
 
 static void keydiff_needs(const void *priv, struct kvl_score_needs *out) { out->what = KVL_NEED_K; }
 
@@ -29,10 +29,17 @@ static int keydiff_ref(const void *priv, const struct kvl_score_input *in, float
     return 0;
 }
 
+static int keydiff_running(const void *priv, uint32_t target, struct kvl_score_running *out)
+{
+    out->source = KVL_RUN_KEYS;
+    return 0;
+}
+
 const struct kvl_score kvl_score_keydiff = {
     .head = {.magic = KVL_PLUGIN_MAGIC, .abi_major = KVL_ABI_MAJOR, .abi_minor = KVL_ABI_MINOR, .struct_size = sizeof(struct kvl_score),
              .kind = KVL_KIND_SCORE, .name = "keydiff", .summary = "keys that point away from the mean direction",
-             .citation = "arXiv:2504.15364", .card = kvl_text_compress_score_keydiff_card_md},
+             .citation = "arXiv:2504.15364", .device_source = kvl_text_compress_score_keydiff_keydiff_cl, .card = kvl_text_compress_score_keydiff_card_md},
     .needs = keydiff_needs,
     .ref = keydiff_ref,
+    .running = keydiff_running,
 };
