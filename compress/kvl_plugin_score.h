@@ -23,12 +23,12 @@ enum kvl_score_group { KVL_GROUP_MEAN, KVL_GROUP_MAX, KVL_GROUP_SUM };
 
 static inline double kvl_score_dot(const float *a, const float *b, uint32_t n)
 {
-    float part[8] = {0}; /* independent sums, so that the compiler can make vectors of them */
+    float part[8] = {0}; /* independent sums, so that the compiler can make vectors of them; an index of 32 bits may wrap and prevents it */
     double sum = 0.0;
-    uint32_t c = 0;
+    size_t c = 0;
     for (; c + 8 <= n; c += 8)
-        for (uint32_t i = 0; i < 8; i++) part[i] += a[c + i] * b[c + i];
-    for (uint32_t i = 0; i < 8; i++) sum += part[i];
+        for (size_t i = 0; i < 8; i++) part[i] += a[c + i] * b[c + i];
+    for (size_t i = 0; i < 8; i++) sum += part[i];
     for (; c < n; c++) sum += a[c] * b[c];
     return sum;
 }

@@ -20,7 +20,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 # What does not tell runs of one experiment apart and is said by the others: abilities of the device, parts of sums.
-LEFT_OUT = re.compile(r"Conventions|title|schema_version|host|device_(?!driver|version)|memory_(ledger_|classes)|config_(cl_source|tokenizer)_sha256|\w*_(CLASS|NAME)$")
+LEFT_OUT = re.compile(r"Conventions|title|schema_version|host|device_(?!driver|version|\w+_gbps|fma_gflops|launch_us)|memory_(ledger_|classes)|config_(cl_source|tokenizer)_sha256|\w*_(CLASS|NAME)$")
 
 
 def plain(value):

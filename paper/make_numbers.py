@@ -8,8 +8,8 @@ between them (column=value, column!=value, column~regular expression, column!~re
     rows NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.tex, a line a row, for \\rowsof{NAME} in a table
     plot NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.dat, the same for pgfplots
 
-In TEXT, <column> stands for the row's value, <column:FORMAT> for a number in Python's format, <column:1e-6*.2f> or <column:1/1024*.2f> for one that is multiplied first. A row
-names the run that it comes from in the column `run`, which has its row in runs.csv.
+In TEXT, <column> stands for the row's value, <column:FORMAT> for a number in Python's format, <column:1e-6*.2f> or <column:1/1024*.2f> for one that is multiplied first,
+<column/column:FORMAT> for the ratio of two. A row names the run that it comes from in the column `run`, which has its row in runs.csv.
 
 An experiment is in the paper once it has a paper.tex, which uses the macros, and a runs.csv; one without results is named as missing.
 """
@@ -49,14 +49,15 @@ def chosen(rows, conditions):
 
 def filled(text, row):
     def value(place):
-        name, form = place.groups()
-        if name not in row:
-            raise KeyError(f"no column {name}; there are {', '.join(row)}")
+        name, below, form = place.groups()
+        for column in filter(None, (name, below)):
+            if column not in row:
+                raise KeyError(f"no column {column}; there are {', '.join(row)}")
         if form is None:
             return escaped(row[name])
         scale, _, form = form.rpartition("*")
-        return format(float(row[name]) * float(Fraction(scale or 1)), form)
-    return re.sub(r"<(\w+)(?::([^>]*))?>", value, text)
+        return format(float(row[name]) * float(Fraction(scale or 1)) / float(row[below] if below else 1), form)
+    return re.sub(r"<(\w+)(?:/(\w+))?(?::([^>]*))?>", value, text)
 
 
 class Experiment:
@@ -100,13 +101,14 @@ class Experiment:
 
     def source(self):
         said = lambda column: ", ".join(sorted({row[column][:10] for row in self.used.values() if row.get(column)})) or "--"
-        name = lambda run: escaped(run if len(run) < 20 else run[:20])
-        return f"\\path{{{self.folder.name}}} & {', '.join(map(name, sorted(self.used)))} & {escaped(said('git'))} & {said('start')} \\\\\n"
+        return f"\\path{{{self.folder.name}}} & {', '.join(map(escaped, sorted(self.used)))} & {escaped(said('git'))} & {said('start')} \\\\\n"
 
 
 def claim_row(claim):
-    cells = [claim[name] for name in ("paper", "claim", "measured", "interval", "verdict")]
-    return " & ".join(map(escaped, [*cells, claim["experiment"].split("_")[0]])) + " \\\\\n"
+    cells = [escaped(claim[name]) for name in ("paper", "claim", "measured", "interval", "verdict", "experiment")]
+    cells[3] = cells[3].replace(", ", ",~") # intervals stay whole
+    cells[5] = cells[5].split(r"\_")[0]
+    return " & ".join(cells) + " \\\\\n"
 
 
 def main():

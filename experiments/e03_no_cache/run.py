@@ -2,7 +2,6 @@
 """A text generated with the cache and without: what is computed, and how the time of a token grows. Runs what is missing, then prints the table and writes
 runs.csv, steps.csv and fits.csv. Needs numpy and h5py. See why.md."""
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ def run_missing(args):
         for mode, option in MODES.items():
             path = run_file(args, mode, repetition)
             if not path.exists():
-                command = [*args.under.split(), args.kvlab, "generate", "-m", args.model, "-p", "The", "-n", str(args.tokens), "--ignore-eos", "--quiet", "-o", str(path), *option]
+                command = [*args.under.split(), args.kvlab, "generate", "--exact", "-m", args.model, "-p", "The", "-n", str(args.tokens), "--ignore-eos", "--quiet", "-o", str(path), *option]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
                 print(path, file=sys.stderr)
 
@@ -60,7 +59,7 @@ def main():
     parser.add_argument("--kvlab", default=str(ROOT / "build" / "kvlab"))
     parser.add_argument("--model", default=str(ROOT / "data" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--tokens", type=int, default=192)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -f 1")
     args = parser.parse_args()
@@ -75,11 +74,8 @@ def main():
     times = {mode: durations(args, mode) for mode in MODES}
     steps = [{"run": run_file(args, "no cache", 0).stem, "tokens": t + 3, "cache_ns": int(a), "no_cache_ns": int(b)} for t, (a, b) in enumerate(zip(*times.values()))]
     fits = [fit(args, mode, 1) for mode in MODES]
-    for name, table in (("steps", steps), ("fits", fits)):
-        with open(HERE / f"{name}.csv", "w", newline="") as file:
-            out = csv.DictWriter(file, table[0], lineterminator="\n")
-            out.writeheader()
-            out.writerows(table)
+    collect.write_csv(HERE / "steps.csv", steps)
+    collect.write_csv(HERE / "fits.csv", fits)
     print("| | keys and values computed | ms at no tokens | us a token in front | R^2 | ms of the last tokens |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     for f in fits:
         computed = next(row["quality_kv_computed"] for row in rows if row["run"] == f["run"])

@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SCORED = 32  # tokens at the end of every stretch of one cache length that are compared
 SINKS = [4, 0, 1, 2, 8]
-PAPER = "StreamingLLM, arXiv:2309.17453"
+PAPER = "StreamingLLM (2309.17453)"
 # What the paper says, the row of the summary that answers (cache, measure, against), what it is, and the verdict in words of experiments/reproduction.
 CLAIMS = [
     ("with 4 sinks perplexity stays flat far beyond the cache's length", ("sinks 4", "slope", "recomputed"), "nat per 8,192 tokens", "reproduced"),
@@ -128,7 +128,7 @@ def print_table(args, results, rows):
 def claims(found):
     """Rows for experiments/reproduction."""
     by_key = {(row["cache"], row["measure"], row["against"]): row for row in found}
-    return [{"paper": PAPER, "claim": claim, "model": "SmolLM2-135M Q4_1", "experiment": os.path.basename(HERE), "measured": f"{by_key[key]['mean']:+.3f} {unit}",
+    return [{"paper": PAPER, "claim": claim, "model": "SmolLM2-135M-Instruct Q4_1", "experiment": os.path.basename(HERE), "measured": f"{by_key[key]['mean']:+.3f} {unit}",
              "interval": f"[{by_key[key]['low']:+.3f}, {by_key[key]['high']:+.3f}]", "verdict": verdict, "run": f"{by_key[key]['run']} {by_key[key]['against']}"}
             for claim, key, unit, verdict in CLAIMS if key in by_key]
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Which evicted tokens cost least: from the run files of grid.yaml the differences to recency and to quantization, paired by window.
 
-    experiments/e22_ranking/ranking.py             runs/e22_ranking -> windows.csv, runs.csv, ranking.csv, ranking.md (needs numpy, scipy)
-    experiments/e22_ranking/ranking.py --figure    windows.csv, runs.csv, ranking.csv -> ranking.svg (needs matplotlib too)
+    experiments/e22_ranking/ranking.py             runs/e22_ranking -> windows.csv, caches.csv, ranking.csv, ranking.md (needs numpy, scipy)
+    experiments/e22_ranking/ranking.py --figure    caches.csv, ranking.csv -> ranking.svg (needs matplotlib too)
 """
 import argparse
 import csv
@@ -60,7 +60,7 @@ def compare(runs, removed):
         windows = paired.common_windows(*pair)
         nll, kld = (paired.interval(paired.column(pair[0], name, windows) - paired.column(pair[1], name, windows)) for name in ("nll", "kld"))
         yield {"removed": removed, "a": a, "b": b, "windows": len(windows), **{f"nll_{k}": nll[k] for k in ("mean", "low", "high", "p")},
-               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}}
+               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}, "run": pair[0]["run"], "against": pair[1]["run"]}
 
 
 def verdict(row, measure):
@@ -93,9 +93,9 @@ def summaries(runs):
         base = paired.column(run, "nll_base", windows)
         delta, kld = paired.interval(paired.column(run, "nll", windows) - base), paired.interval(paired.column(run, "kld", windows))
         yield {"name": name, "removed": removed, "kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(facts["memory_resident_bytes"]),
-               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")},
+               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "delta_half": delta["high"] - delta["mean"],
                **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}, "same_top1": paired.column(run, "same_top1", windows).mean(),
-               **{name: paired.column(run, name, windows).mean() for name in BINS}, "git": facts["git"], "device": facts["config_device"]}
+               **{name: paired.column(run, name, windows).mean() for name in BINS}}
 
 
 def write_table(path, summary, rows):
@@ -118,24 +118,22 @@ COLOURS = {"recency": "black", "quantized": "#D55E00", "oracle": "#009E73", "ran
 
 def draw(args):
     number = lambda row, *names: [float(row[name]) for name in names]
-    summary = list(csv.DictReader(open(args.out / "runs.csv")))
+    summary = list(csv.DictReader(open(args.out / "caches.csv")))
     rows = [row for row in csv.DictReader(open(args.out / "ranking.csv")) if row["b"] == "recency"]
     figure, (left, right) = paired.new_figure(14, 6, columns=2, width_ratios=(1.25, 1))
-    markers = {"0.5": "o", "0.75": "s", "": "D"}
-    drawn = set()
+    markers, drawn = {"0.5": "o", "0.75": "s", "": "D"}, set()
     for row in summary:
-        x, (mean, low, high) = int(row["resident_bytes"]) / 2**20, number(row, "delta_mean", "delta_low", "delta_high")
         if row["name"] == "int2":
             continue  # far above everything: in the table
-        kind = "quantized" if row["removed"] == "" else row["name"]
-        colour = COLOURS.get(kind, "#0072B2")
-        label = {"recency": "recency (control)", "quantized": "quantized (control)", "oracle": "oracle (ceiling)", "random": "random"}.get(kind, "policies")
-        left.errorbar(x, mean, [[mean - low], [high - mean]], fmt=markers[row["removed"]], color=colour, markersize=5, linewidth=1, capsize=2,
+        (mean, low, high), kind = number(row, "delta_mean", "delta_low", "delta_high"), "quantized" if row["removed"] == "" else row["name"]
+        x = int(row["resident_bytes"]) / 2**20 + beside(row, summary)
+        label = {"recency": "recency (control)", "quantized": "quantized (control)", "oracle": "oracle (ceiling)"}.get(kind, kind if kind == "random" else "policies")
+        left.errorbar(x, mean, [[mean - low], [high - mean]], fmt=markers[row["removed"]], color=COLOURS.get(kind, "#0072B2"), markersize=5, linewidth=1, capsize=2,
                       label=None if label in drawn else label)
+        left.annotate(row["name"], (x, high), xytext=(0, 3), textcoords="offset points", fontsize=7, rotation=60, rotation_mode="anchor")
         drawn.add(label)
-    spread(left, [(int(row["resident_bytes"]) / 2**20, float(row["delta_mean"]), row["name"]) for row in summary if row["name"] != "int2"])
     left.axhline(0, color="black", linewidth=0.6)
-    left.set(xlabel="MiB resident at the end of a window (512 tokens)", ylabel="nll - nll of the whole cache, nats a token (95 % of windows' mean)",
+    left.set(xlabel="MiB resident at the end of a window of 512 tokens; scores of equal bytes side by side", ylabel="nll - nll of the whole cache, nats a token (95 %)",
              title="circles: half of the tokens removed, squares: three quarters, diamonds: none")
     left.legend(loc="upper right", fontsize=8)
     left.grid(alpha=0.3)
@@ -156,17 +154,10 @@ def draw(args):
     paired.save_figure(figure, path, "experiments/e22_ranking/ranking.py --figure")
 
 
-def spread(axes, points):
-    """Names beside their points, pushed apart where they would overlap."""
-    low, high = axes.get_ylim()
-    least, columns = (high - low) * 0.026, {}
-    for x, y, name in points:
-        columns.setdefault(round(x), []).append((y, x, name))
-    for column in columns.values():
-        at = low
-        for y, x, name in sorted(column):
-            at = max(y, at + least)
-            axes.annotate(name, (x, y), xytext=(x + 0.12, at), fontsize=7, va="center", arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "grey"})
+def beside(row, summary):
+    """Caches of equal bytes stand side by side: how far from the middle, in MiB."""
+    same = [other["name"] for other in summary if other["removed"] == row["removed"] != "" and other["name"] != "quantized"]
+    return 0.11 * (same.index(row["name"]) - (len(same) - 1) / 2) if row["name"] in same else 0.0
 
 
 def main():
@@ -184,7 +175,7 @@ def main():
     known = {row["run"] for row in summary}
     paired.write_csv(args.out / "windows.csv", [{"run": run["run"], "chunk": int(row["chunk"]), **{name: row[name] for name in ("nll", "nll_base", "kld")}}
                                                 for run in runs.values() if run["run"] in known for row in run["rows"].values()])
-    paired.write_csv(args.out / "runs.csv", summary)
+    paired.write_csv(args.out / "caches.csv", summary)
     paired.write_csv(args.out / "ranking.csv", rows)
     write_table(args.out / "ranking.md", summary, rows)
 

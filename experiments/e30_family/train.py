@@ -145,15 +145,13 @@ def rms_norm(x, weight):
 
 
 def rope(x, turns):
-    """x [B][T][H][D], adjacent pairs; turns: cos and sin [T][1][D / 2]."""
-    cos, sin = turns
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    """x [B][T][H][D], adjacent pairs as complex numbers; turns [T][1][D / 2]."""
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
 
 
 def turns_of(t, d):
     angle = np.arange(t)[:, None, None] * ROPE_BASE ** (-np.arange(d // 2) / (d // 2))
-    return torch.tensor(np.cos(angle), dtype=torch.float32), torch.tensor(np.sin(angle), dtype=torch.float32)
+    return torch.tensor(np.exp(1j * angle), dtype=torch.complex64)
 
 
 def split_heads(x, n_head):

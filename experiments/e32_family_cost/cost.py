@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ("mha", "gqa2", "mla64", "mqa", "mla32", "cla2")
 DEPTHS = (128, 1024, 8192)
-DECODED = 64
+DECODED = 256
 COLUMNS = ("model", "device", "depth", "repetition", "us_per_token")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What papers on eviction claim, and what was measured here: evict.csv, from the tables of e20, e22 and e23 (their scripts write them)."""
+"""What papers on eviction claim, and what was measured here: evict.csv, from the tables of e22 and e23 (their scripts write them)."""
 import csv
 import sys
 from pathlib import Path
@@ -26,15 +26,7 @@ RANKS = [
     ("L2 norm (2406.11430)", "better than a window with sinks", "knorm", "recency"),
 ]
 # paper, claim, setting, eviction, codec of e23: both at once cost what they cost alone
-SUMS = [("H2O (2306.14048)", "goes together with 4 bits", "decode", "h2o", "int4"), ("none", "the cost of eviction and of 4 bits adds", "prompt", "snapkv", "int4")]
-# paper, claim, row and column of e20's table, what the interval has to be for the claim
-STREAM = [
-    ("StreamingLLM (2309.17453)", "4 sinks and a window: as good as recomputation", "sinks 4", "minus_recomputed", lambda low, high: high < 0.05),
-    ("StreamingLLM (2309.17453)", "4 sinks and a window: flat (change in 8,192 tokens)", "sinks 4", "slope", lambda low, high: low <= 0 <= high),
-    ("StreamingLLM (2309.17453)", "no sinks: at least 0.7 nat worse", "sinks 0", "minus_4_sinks", lambda low, high: low >= 0.7),
-    ("StreamingLLM (2309.17453)", "one sink is worse than four", "sinks 1", "minus_4_sinks", lambda low, high: low > 0),
-    ("StreamingLLM (2309.17453)", "positions of the stream in place of those in the cache fail", "sinks 4, pos=keep", "minus_4_sinks", lambda low, high: low > 0.05),
-]
+SUMS = [("H2O (2306.14048)", "goes together with a cache of 4 bits: both cost no more than what each costs", "decode", "h2o", "int4")]
 
 
 def rows_of(*path):
@@ -48,14 +40,13 @@ def row(paper, claim, experiment, measured, low, high, verdict, run):
 
 
 def ranks():
-    runs = {(run["name"], run["removed"]): run["run"] for run in rows_of("e22_ranking", "runs.csv")}
     found = {(r["a"], r["b"], r["removed"]): r for r in rows_of("e22_ranking", "ranking.csv")}
     for paper, claim, a, b in RANKS:
         for removed in ("0.5", "0.75"):
             r = found.get((a, b, removed))
             if r:
                 yield row(paper, f"{claim} ({removed} removed)", "e22_ranking", f"nll {float(r['nll_mean']):+.4f}", r["nll_low"], r["nll_high"],
-                          {"better": "reproduced", "worse": "not reproduced"}.get(r["nll_verdict"], r["nll_verdict"]), f"{runs[a, removed]} - {runs[b, removed]}")
+                          {"better": "reproduced", "worse": "not"}.get(r["nll_verdict"], "not resolved"), f"{r['run']} {r['against']}")
 
 
 def sums():
@@ -63,15 +54,7 @@ def sums():
         for r in rows_of("e23_additivity", "additivity.csv"):
             if (r["setting"], r["eviction"], r["codec"]) == (setting, eviction, codec):
                 yield row(paper, claim, "e23_additivity", f"KLD {float(r['kld_both']):.4f}, of the sum {float(r['ratio']):.3f}; minus the sum {float(r['mean']):+.4f}", r["low"], r["high"],
-                          {"more than the sum": "not reproduced"}.get(r["verdict"], "reproduced"), r["run"])
+                          {"more than the sum": "not"}.get(r["verdict"], "reproduced"), r["run"])
 
 
-def streams():
-    for paper, claim, name, column, holds in STREAM:
-        for r in rows_of("e20_streaming", "streaming.csv"):
-            if r["cache"] == name:
-                low, high = float(r[f"{column}_low"]), float(r[f"{column}_high"])
-                yield row(paper, claim, "e20_streaming", f"nll {float(r[column]):+.4f}", low, high, "reproduced" if holds(low, high) else "not reproduced", r["run"])
-
-
-paired.write_csv(HERE / "evict.csv", [*streams(), *ranks(), *sums()])
+paired.write_csv(HERE / "evict.csv", [*ranks(), *sums()])

@@ -23,7 +23,7 @@ def runs_of(experiment, seen={}):
     """All runs that the experiment's results name."""
     if experiment not in seen:
         files = [path for path in (EXPERIMENTS / experiment).glob("*.csv")]
-        seen[experiment] = {row["run"] for path in files for row in read_csv(path) if row.get("run")}
+        seen[experiment] = {run for path in files for row in read_csv(path) for run in (row.get("run") or "").split()}
     return seen[experiment]
 
 

@@ -864,10 +864,10 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
     KVL_TRY(need_store(cache, owner));
     KVL_TRY(owner == layer ? append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows) /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
                            : turn_queries(cache, owner, n, stage, rotary, rope_dim, &rows));
-    KVL_TRY(bound_pages(cache, layer, n));
+    if (owner == layer) KVL_TRY(bound_pages(cache, layer, n));
     if (out != NULL) {
-        KVL_TRY(pick_pages(cache, owner, rows));
         struct kvl_buffer *sums = kvl_layer_projects(&cache->plan.layer[owner]) && cache->kernels[owner].finish_output != NULL ? cache->sums : out;
+        KVL_TRY(pick_pages(cache, owner, rows));
         KVL_TRY(attend(cache, owner, n, rows, rotary, rope_dim, left_to_attend, sums)); /* 5; 6 and 7 belong to a prompt's eviction */
         KVL_TRY(finish_output(cache, owner, n, rotary, rope_dim, sums, out));
     }

@@ -20,13 +20,11 @@ size_t kvl_compose_page_items(uint32_t pages, size_t group)
     return (pages + each - 1) / each * group;
 }
 
-static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
-
 /* Tokens of an attention block: what divides the pages of both sides. */
 static uint32_t block_of(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
 {
     uint32_t block = plan->shape.block;
-    for (int s = 0; s < kvl_sides(&plan->dims); s++) block = gcd(block, layer->side[s].dims.page_tokens);
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) block = kvl_common_tokens(block, layer->side[s].dims.page_tokens);
     return block;
 }
 

@@ -5,11 +5,11 @@
 
 static float dot(const float *a, const float *b, uint32_t n)
 {
-    float part[16] = {0}, sum = 0.0f; /* independent sums, so that the compiler can make vectors of them */
-    uint32_t c = 0;
+    float part[16] = {0}, sum = 0.0f; /* independent sums, so that the compiler can make vectors of them; an index of 32 bits may wrap and prevents it */
+    size_t c = 0;
     for (; c + 16 <= n; c += 16)
-        for (uint32_t i = 0; i < 16; i++) part[i] += a[c + i] * b[c + i];
-    for (uint32_t i = 0; i < 16; i++) sum += part[i];
+        for (size_t i = 0; i < 16; i++) part[i] += a[c + i] * b[c + i];
+    for (size_t i = 0; i < 16; i++) sum += part[i];
     for (; c < n; c++) sum += a[c] * b[c];
     return sum;
 }

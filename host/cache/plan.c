@@ -268,7 +268,7 @@ done:
     return status;
 }
 
-static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
+uint32_t kvl_common_tokens(uint32_t a, uint32_t b) { return b == 0 ? a : kvl_common_tokens(b, a % b); }
 
 /* Whether queries of the layer may have to choose pages. */
 static bool picks(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, const struct kvl_layer_plan *layer)
@@ -282,7 +282,7 @@ static void plan_reading(const struct kvl_cache_plan *plan, struct kvl_layer_pla
 {
     if (layer->pages.tokens == 0) return;
     const uint32_t k = layer->side[KVL_SIDE_K].dims.page_tokens, v = layer->side[KVL_SIDE_V].dims.page_tokens;
-    layer->pages.size = (int32_t)(k / gcd(k, v) * v);
+    layer->pages.size = (int32_t)(k / kvl_common_tokens(k, v) * v);
     layer->most_pages = (plan->config.n_ctx - layer->sink) / (uint32_t)layer->pages.size;
     if (layer->most_pages == 0) layer->pages.tokens = 0; /* not one: there is nothing to choose */
 }

@@ -194,6 +194,8 @@ struct kvl_page_count {
     uint32_t whole, read;
 };
 struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_t end);
+/* The longest run of tokens that both pages of a and pages of b tokens are made of. */
+uint32_t kvl_common_tokens(uint32_t a, uint32_t b);
 /* Bytes of the bounds of one page of a stream. */
 uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer);
 /* Whether a layer has rows in full precision beside the sinks; whether it has any. */

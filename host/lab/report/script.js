@@ -118,7 +118,7 @@ function repeat(section, shown) {
   const figure = section.querySelector("figure");
   figure.querySelector(".repeat")?.remove();
   const commands = [...new Set(shown.map((row) => row.command_line)), page.command].join(" &&\n");
-  figure.append(element("details", { class: "repeat" }, element("summary", {}, `Repeat this figure: one command, ${shown.length} runs`), element("code", {}, commands)));
+  figure.append(element("details", { class: "repeat" }, element("summary", {}, `Repeat this figure: one command, ${shown.length} ${shown.length === 1 ? "run" : "runs"}`), element("code", {}, commands)));
 }
 
 const redraws = [];

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What papers on quantized caches claim, and what became of it here: signs.csv, runs.csv, chunks.csv -> ../reproduction/quant.csv.
+"""What papers on quantized caches claim, and what was measured here: quant.csv, from the tables of e05 (signs.csv, runs.csv, chunks.csv).
 
 A claim that one choice is better than another is *reproduced* if all its signs are as the paper has them, *partly* if some are, *not resolved* if all their
 intervals contain 0, else *not*. A claim that a cache loses little is put as the ratio of its perplexity to the f16 cache's on the same windows: *reproduced* if the
@@ -8,13 +8,18 @@ intervals contain 0, else *not*. A claim that a cache loses little is put as the
 import csv
 import math
 import statistics
+import sys
+from pathlib import Path
 
-from signs import GEAR as PARTS, THINK, here, kvquant, write_csv
+HERE = Path(__file__).resolve().parent
+E05 = HERE.parent / "e05_quant_signs"
+sys.path.insert(0, str(E05))
+from signs import GEAR as PARTS, THINK, kvquant, write_csv  # noqa: E402
 
 MODEL = "SmolLM2-135M-Instruct Q4_1"
 STUDENT = {16: 2.1314, 20: 2.0930}  # t of 95 %, by windows
-KIVI, KVQUANT, QUAROT = "KIVI (arXiv:2402.02750)", "KVQuant (arXiv:2401.18079)", "QuaRot (arXiv:2404.00456)"
-TURBOQUANT, GEAR, THINK_PAPER = "TurboQuant (arXiv:2504.19874)", "GEAR (arXiv:2403.05527)", "ThinK (arXiv:2407.21018)"
+KIVI, KVQUANT, QUAROT = "KIVI (2402.02750)", "KVQuant (2401.18079)", "QuaRot (2404.00456)"
+TURBOQUANT, GEAR, THINK_PAPER = "TurboQuant (2504.19874)", "GEAR (2403.05527)", "ThinK (2407.21018)"
 
 # (paper, claim, what signs.py has to say of its signs, signs: name and bits of rows of signs.csv)
 SIGNS = [
@@ -59,7 +64,7 @@ LOSSES = [
 
 
 def read_csv(name):
-    with open(here / name, newline="") as file:
+    with open(E05 / name, newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -91,8 +96,7 @@ def main():
     found, chunks, run_of = read_csv("signs.csv"), read_csv("chunks.csv"), {row["kv"]: row for row in read_csv("runs.csv")}
     rows = [sign_row(*claim, found, run_of) for claim in SIGNS] + [loss_row(*claim, run_of, chunks) for claim in LOSSES]
     order = [KIVI, KVQUANT, QUAROT, TURBOQUANT, GEAR, THINK_PAPER]
-    (here.parent / "reproduction").mkdir(exist_ok=True)
-    write_csv(here.parent / "reproduction/quant.csv", sorted((row for row in rows if row), key=lambda row: order.index(row["paper"])))
+    write_csv(HERE / "quant.csv", sorted((row for row in rows if row), key=lambda row: order.index(row["paper"])))
 
 
 if __name__ == "__main__":
