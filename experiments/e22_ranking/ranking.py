@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Which evicted tokens cost least: from the run files of grid.yaml the differences to recency and to quantization, paired by window.
 
-    experiments/e22_ranking/ranking.py             runs/e22_ranking -> windows.csv, runs.csv, ranking.csv, ranking.md (needs numpy, scipy)
-    experiments/e22_ranking/ranking.py --figure    windows.csv, runs.csv, ranking.csv -> ranking.svg (needs matplotlib too)
+    experiments/e22_ranking/ranking.py             runs/e22_ranking -> windows.csv, caches.csv, ranking.csv, ranking.md (needs numpy, scipy)
+    experiments/e22_ranking/ranking.py --figure    caches.csv, ranking.csv -> ranking.svg (needs matplotlib too)
 """
 import argparse
 import csv
@@ -60,7 +60,7 @@ def compare(runs, removed):
         windows = paired.common_windows(*pair)
         nll, kld = (paired.interval(paired.column(pair[0], name, windows) - paired.column(pair[1], name, windows)) for name in ("nll", "kld"))
         yield {"removed": removed, "a": a, "b": b, "windows": len(windows), **{f"nll_{k}": nll[k] for k in ("mean", "low", "high", "p")},
-               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}}
+               **{f"kld_{k}": kld[k] for k in ("mean", "low", "high", "p")}, "run": pair[0]["run"], "against": pair[1]["run"]}
 
 
 def verdict(row, measure):
@@ -93,9 +93,9 @@ def summaries(runs):
         base = paired.column(run, "nll_base", windows)
         delta, kld = paired.interval(paired.column(run, "nll", windows) - base), paired.interval(paired.column(run, "kld", windows))
         yield {"name": name, "removed": removed, "kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(facts["memory_resident_bytes"]),
-               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")},
+               "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "delta_half": delta["high"] - delta["mean"],
                **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}, "same_top1": paired.column(run, "same_top1", windows).mean(),
-               **{name: paired.column(run, name, windows).mean() for name in BINS}, "git": facts["git"], "device": facts["config_device"]}
+               **{name: paired.column(run, name, windows).mean() for name in BINS}}
 
 
 def write_table(path, summary, rows):
@@ -118,7 +118,7 @@ COLOURS = {"recency": "black", "quantized": "#D55E00", "oracle": "#009E73", "ran
 
 def draw(args):
     number = lambda row, *names: [float(row[name]) for name in names]
-    summary = list(csv.DictReader(open(args.out / "runs.csv")))
+    summary = list(csv.DictReader(open(args.out / "caches.csv")))
     rows = [row for row in csv.DictReader(open(args.out / "ranking.csv")) if row["b"] == "recency"]
     figure, (left, right) = paired.new_figure(14, 6, columns=2, width_ratios=(1.25, 1))
     markers, drawn = {"0.5": "o", "0.75": "s", "": "D"}, set()
@@ -175,7 +175,7 @@ def main():
     known = {row["run"] for row in summary}
     paired.write_csv(args.out / "windows.csv", [{"run": run["run"], "chunk": int(row["chunk"]), **{name: row[name] for name in ("nll", "nll_base", "kld")}}
                                                 for run in runs.values() if run["run"] in known for row in run["rows"].values()])
-    paired.write_csv(args.out / "runs.csv", summary)
+    paired.write_csv(args.out / "caches.csv", summary)
     paired.write_csv(args.out / "ranking.csv", rows)
     write_table(args.out / "ranking.md", summary, rows)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Do the costs of evicting and of quantizing add? KLD of both at once against the sum of each alone, paired by window, and the front of compositions.
 
-    experiments/e23_additivity/additivity.py             runs/e22_ranking, e23_additivity, e23_decode -> runs.csv, additivity.csv, additivity.md (needs numpy, scipy)
-    experiments/e23_additivity/additivity.py --figure    runs.csv, additivity.csv -> additivity.svg (needs matplotlib too)
+    experiments/e23_additivity/additivity.py             runs/e22_ranking, e23_additivity, e23_decode -> caches.csv, additivity.csv, additivity.md (needs numpy, scipy)
+    experiments/e23_additivity/additivity.py --figure    caches.csv, additivity.csv -> additivity.svg (needs matplotlib too)
 """
 import argparse
 import csv
@@ -60,7 +60,7 @@ def summaries(runs):
         delta = paired.interval(delta)
         yield {"kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(run["facts"]["memory_resident_bytes"]),
                "slack_bytes": int(run["facts"]["memory_slack_bytes"]), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")},
-               **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}}
+               **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "kld_half": kld["high"] - kld["mean"], "kind": kind_of(spec), "on_front": ""}
 
 
 def front(rows):
@@ -98,7 +98,7 @@ MARKERS = {"snapkv": "o", "streaming": "s", "knorm": "^", "tova": "D", "h2o": "v
 
 
 def draw(args):
-    rows, summary = (list(csv.DictReader(open(args.out / name))) for name in ("additivity.csv", "runs.csv"))
+    rows, summary = (list(csv.DictReader(open(args.out / name))) for name in ("additivity.csv", "caches.csv"))
     figure, (left, right) = paired.new_figure(14, 6, columns=2)
     drawn = set()
     for row in rows:
@@ -143,7 +143,9 @@ def main():
         return draw(args)
     runs = {"prompt": paired.read_runs(args.kvlab, args.runs / "e22_ranking", args.runs / "e23_additivity"), "decode": paired.read_runs(args.kvlab, args.runs / "e23_decode")}
     rows, summary = judge(runs), list(summaries(runs["prompt"]))
-    paired.write_csv(args.out / "runs.csv", summary)
+    for row in front(summary):
+        row["on_front"] = "yes"
+    paired.write_csv(args.out / "caches.csv", summary)
     paired.write_csv(args.out / "additivity.csv", rows)
     write_table(args.out / "additivity.md", summary, rows)
 
