@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
-from make_tiny_model import byte_tokens, c_array, rms_norm, rotate, softmax, through_int4, HEAD_DIM, RMS_EPS, ROPE_BASE  # noqa: E402
+from make_tiny_model import add_byte_tokenizer, c_array, finish, rms_norm, rotate, softmax, through_int4, HEAD_DIM, RMS_EPS, ROPE_BASE  # noqa: E402
 
 SEED = 29
 KV_SOURCE = (0, 0, 0, 3, 3)
@@ -61,21 +61,10 @@ def write_model(path, tensors):
     w.add_rope_dimension_count(HEAD_DIM)
     w.add_rope_freq_base(ROPE_BASE)
     w.add_array("kvlab.attention.kv_source", list(KV_SOURCE))
-    tokens, merges = byte_tokens()
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types([gguf.TokenType.NORMAL] * N_VOCAB)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(0)
-    w.add_add_bos_token(False)
+    add_byte_tokenizer(w)
     for name, values in tensors.items():
         w.add_tensor(f"{name}.weight", values)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    finish(w)
 
 
 def forward(tensors, tokens, window=None, cached=lambda x: x):

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
-from make_tiny_model import byte_tokens  # noqa: E402
+from make_tiny_model import add_byte_tokenizer, finish  # noqa: E402
 
 SEED = 23
 N_EMBD, N_FF, N_VOCAB, N_CTX = 96, 160, 257, 512
@@ -119,21 +119,10 @@ def write_model(path, m, tensors):
     w.add_layer_norm_rms_eps(RMS_EPS)
     w.add_rope_dimension_count(m.position)
     w.add_rope_freq_base(ROPE_BASE)
-    tokens, merges = byte_tokens()
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types([gguf.TokenType.NORMAL] * N_VOCAB)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(0)
-    w.add_add_bos_token(False)
+    add_byte_tokenizer(w)
     for name, (kind, stored, _) in tensors.items():
         w.add_tensor(name, stored, raw_dtype=kind)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    finish(w)
 
 
 def state_of(m, tensors):

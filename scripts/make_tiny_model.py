@@ -72,6 +72,25 @@ def byte_tokens():
     return names + [names[0] + names[1]], [names[0] + " " + names[1]]
 
 
+def add_byte_tokenizer(w):
+    tokens, merges = byte_tokens()
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list(tokens)
+    w.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    w.add_token_merges(merges)
+    w.add_bos_token_id(0)
+    w.add_eos_token_id(0)
+    w.add_add_bos_token(False)
+
+
+def finish(w):
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def write_model(path, tensors):
     w = gguf.GGUFWriter(path, "llama")
     w.add_name("tiny")
@@ -87,21 +106,10 @@ def write_model(path, tensors):
     w.add_layer_norm_rms_eps(RMS_EPS)
     w.add_rope_dimension_count(HEAD_DIM)
     w.add_rope_freq_base(ROPE_BASE)
-    tokens, merges = byte_tokens()
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types([gguf.TokenType.NORMAL] * N_VOCAB)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(0)
-    w.add_add_bos_token(False)
+    add_byte_tokenizer(w)
     for name, (kind, stored, _) in tensors.items():
         w.add_tensor(name, stored, raw_dtype=kind)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    finish(w)
 
 
 def rms_norm(x, weight):
