@@ -6,20 +6,21 @@
  *
  * Sizes m, n, k are padded to CLBlast's tiles, with zeros in w and x. */
 
-/* Grid: panels of the block (padding included), blocks of 32 columns (padding included). */
+#if KVL_W_LANES == 1
+/* Grid: rows of the block (padding included), KVL_ITEMS a group; blocks of 32 columns (padding included). A row a work-item: 16 rows as vectors spill on every GPU. */
+__attribute__((reqd_work_group_size(KVL_ITEMS, 1, 1)))
 kernel void kvl_unpack(const global ushort *restrict w, uint first_panel, uint n_panels, uint n_blocks, global float *restrict out)
 {
-    const uint panel = get_global_id(0), b = get_global_id(1), m = get_global_size(0) * 16;
-    float16 o[32];
+    const uint row = get_global_id(0), b = get_global_id(1), m = get_global_size(0), panel = first_panel + row / 16;
+    float o[32];
 #pragma unroll
     for (uint k = 0; k < 32; k++) o[k] = 0;
-    if (first_panel + panel < n_panels && b < n_blocks)
-        w_load32(w + (first_panel + panel) * ((ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8)), b, o);
-    out += (ulong)b * 32 * m + panel * 16;
+    if (panel < n_panels && b < n_blocks) w_load32(w + panel * ((ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8)) + row % 16, b, o);
+    out += (ulong)b * 32 * m + row;
 #pragma unroll
-    for (uint k = 0; k < 32; k++) vstore16(o[k], 0, out + (ulong)k * m);
+    for (uint k = 0; k < 32; k++) out[(ulong)k * m] = o[k];
 }
-
+#else
 /* Grid: tokens by 16 (padding included), columns (padding included). Rows of x have n_blocks * 32 floats. */
 kernel void kvl_columns(const global float *restrict x, ulong x_offset, ulong x_stride, uint T, uint n_blocks, global float *restrict out)
 {
@@ -37,3 +38,4 @@ kernel void kvl_finish(const global float *restrict c, uint m, uint first_pair, 
     const global float *row = c + (ulong)t * m + pair * 32;
     kvl_store_pair(y + y_offset + t * y_stride, first_pair + pair, n_out, vload16(0, row), vload16(1, row), epilogue);
 }
+#endif

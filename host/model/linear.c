@@ -190,7 +190,7 @@ static const struct {
     [GEMV_ITEMS_4] = {"gemv_items.cl", "kvl_gemv_items", ITEMS " -DKVL_GEMV_T=4", NULL, 4},
     [CHAIN] = {"gemv.cl", "kvl_gemv_chain", VECTORS " -DKVL_GEMV_T=1", NULL, 1},
     [EMBED] = {"embed.cl", "kvl_embed", "-DKVL_W_LANES=1 -DKVL_ITEMS=64", NULL, 0},
-    [UNPACK] = {"blas.cl", "kvl_unpack", VECTORS, NULL, 0},
+    [UNPACK] = {"blas.cl", "kvl_unpack", "-DKVL_W_LANES=1 -DKVL_ITEMS=16", NULL, 0},
     [COLUMNS] = {"blas.cl", "kvl_columns", VECTORS, NULL, 0},
     [FINISH] = {"blas.cl", "kvl_finish", VECTORS, NULL, 0},
 };

@@ -61,11 +61,11 @@ static kvl_status unpack(struct kvl_linear_kernels *kernels, const struct kvl_li
 {
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
-    const size_t global[3] = {size.m / PANEL_ROWS, size.k / COLUMN, 1};
+    const size_t global[3] = {size.m, size.k / COLUMN, 1}, local[3] = {PANEL_ROWS, 1, 1};
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN);
     const struct kvl_work work = {.bytes = size.m / PANEL_ROWS * (linear->panel_bytes + (uint64_t)PANEL_ROWS * size.k * sizeof(float))};
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, UNPACK, &kernel));
-    status = KVL_LAUNCH(kernels->device, kernel, global, alone, work, KVL_BUF(part->buffer), KVL_U32((uint32_t)first_panel),
+    status = KVL_LAUNCH(kernels->device, kernel, global, local, work, KVL_BUF(part->buffer), KVL_U32((uint32_t)first_panel),
                         KVL_U32((uint32_t)part->n_panels), KVL_U32(n_blocks), KVL_BUF(kernels->scratch[WEIGHTS]));
 done:
     return status;
