@@ -159,7 +159,7 @@ benches() {
     done
     for cache in "${caches[@]}"; do
         if fits "$cache" $((32 * depths[0])); then
-            bench sequences "$cache" "${depths[0]}" --sequences 32 -p 0 -n "$kernel_gen" -r 1 --warmup 0 || true
+            bench sequences "$cache" "${depths[0]}" --sequences 32 -p 0 -n "$kernel_gen" -r 1 || true
         else
             note "sequences-$cache-d${depths[0]}" "skipped: $why" -
         fi
@@ -177,10 +177,10 @@ write_summary() {
         $(for key in read_gbps copy_gbps fma_gflops launch_us; do field $key "$peaks" "$device_name"; done)
     [[ ! -s $out/logs/check.txt ]] || echo "Self-check: $(tail -n 1 "$out/logs/check.txt")"
     echo
-    echo "## Speed: pp prefill, tg decode, @d behind that many (random) tokens"
+    echo "## Speed: pp prefill, tg decode, xN of N sequences in step, @d behind that many (random) tokens"
     echo
-    echo "| kv | test | tokens/s | sd | bytes/token | resident MiB |"
-    echo "| --- | --- | ---: | ---: | ---: | ---: |"
+    echo "| kv | test | tokens/s | sd | bytes/token | resident MiB | read MiB |"
+    echo "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
     cat "$speeds"
     echo
     echo "## Kernels, with every launch timed: those of attention, and those that take a tenth of the phase or more"

@@ -395,7 +395,7 @@ static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side
         if (plan->n_slabs != 0) plan->slab_bytes[plan->n_slabs - 1] = round_up(plan->slab_bytes[plan->n_slabs - 1], side->alignment);
         if (plan->n_slabs == 0 || plan->slab_bytes[plan->n_slabs - 1] + side->page_bytes > plan->limits.max_alloc_bytes) {
             if (plan->n_slabs == KVL_MAX_SLABS)
-                return kvl_fail(KVL_E_DEVICE_MEM, "the cache needs more than %d buffers of %llu bytes; use a shorter context or a smaller codec",
+                return kvl_fail(KVL_E_DEVICE_MEM, "the cache needs more than %d buffers of %llu bytes; use a shorter context, fewer sequences or a smaller codec",
                                 KVL_MAX_SLABS, (unsigned long long)plan->limits.max_alloc_bytes);
             plan->n_slabs++;
         }

@@ -332,7 +332,7 @@ static kvl_status check_sequences(const struct kvl_session_config *config, const
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int i = 0; i < kvl_sides(&plan->dims); i++) of_heads = of_heads || plan->layer[l].side[i].projection != NULL || plan->layer[l].side[i].shape.table_floats != 0;
     if (sequences(config) == 1 || !of_heads) return KVL_OK;
-    return kvl_fail(KVL_E_USAGE, "%u sequences in step: only caches that treat all heads alike; leave out keep=, read=pages, tables and latents, or time one sequence",
+    return kvl_fail(KVL_E_USAGE, "%u sequences in step: only caches that treat all heads alike; leave out keep=, read=pages, codecs that learn, tables and latents, or time one sequence",
                     config->n_sequence);
 }
 
@@ -800,8 +800,8 @@ kvl_status kvl_session_forward_at(struct kvl_session *s, const int32_t *tokens, 
     if (begins_with_prompt(s)) return n == 0 ? KVL_OK : forward_prompt(s, tokens, n, first_logit, n_logits);
     for (uint32_t begin = 0; begin < n;) {
         const uint32_t end = n - begin < u ? n : begin + u, from = first_logit > begin ? first_logit : begin, to = last_logit < end ? last_logit : end;
-        KVL_TRY(to > from ? forward_piece(s, tokens + begin * each, end - begin, from - begin, to - from, from - first_logit)
-                          : forward_piece(s, tokens + begin * each, end - begin, 0, 0, 0));
+        KVL_TRY(to > from ? forward_piece(s, tokens + (size_t)begin * each, end - begin, from - begin, to - from, from - first_logit)
+                          : forward_piece(s, tokens + (size_t)begin * each, end - begin, 0, 0, 0));
         begin = end;
     }
 done:

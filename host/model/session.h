@@ -75,7 +75,7 @@ struct kvl_cache_bytes {
     uint64_t payload, scale, index, table, slack, scratch; /* reserved by class: sums to the session's buffers */
     uint64_t resident;          /* all but scratch */
     uint64_t peak;              /* of the cache classes since new or reset */
-    uint64_t token_read;        /* that attention of the newest token read: of its rows, and of bounds of pages among which it chose */
+    uint64_t token_read;        /* that attention of the newest token (of every sequence) read: of its rows, and of bounds of pages among which it chose */
 };
 kvl_status kvl_session_bytes(struct kvl_session *session, struct kvl_cache_bytes *out);
 

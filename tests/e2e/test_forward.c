@@ -373,7 +373,7 @@ static void refusals_are_clean(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(exact_mode_equals_float64),
-        cmocka_unit_test(sequences_in_step_equal_one),
+    cmocka_unit_test(sequences_in_step_equal_one),
     cmocka_unit_test(fast_mode_stays_close),
     cmocka_unit_test(ubatch_does_not_matter_under_p1),
     cmocka_unit_test(protocols_agree_where_they_must),
