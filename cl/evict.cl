@@ -38,11 +38,9 @@ kernel void kvl_score_new(global const ulong *table, ulong table_offset, global 
 #endif
 
 #if KVL_RUN == 2 || KVL_RUN == 3
-/* Adds the newest query's probabilities of `end` tokens, one row of raw scores, to their scores, or replaces them. Returns what raw is to be multiplied
- * with to be these. part: a number a work-item. */
-float kvl_add_attention(global float *raw, uint end, global float *score, bool replace, KVL_QS float *part, uint item)
+/* One row of raw scores of `end` tokens becomes weights; their sum's inverse makes probabilities of them. part: a number a work-item. */
+float kvl_weigh(global float *raw, uint end, KVL_QS float *part, uint item)
 {
-    const float keep = replace ? 0.0f : 1.0f;
     float top = -FLT_MAX, sum = 0.0f;
 #if KVL_VECTORS
     const uint whole = end / 16 * 16;
@@ -57,10 +55,7 @@ float kvl_add_attention(global float *raw, uint end, global float *score, bool r
     }
     sum = kvl_sum16(sums);
     for (uint i = whole; i < end; i++) sum += raw[i] = exp(raw[i] - top);
-    const float inverse = 1.0f / sum;
-    for (uint i = 0; i < whole; i += 16) vstore16(fma(vload16(0, raw + i), inverse, keep * vload16(0, score + i)), 0, score + i);
-    for (uint i = whole; i < end; i++) score[i] = fma(raw[i], inverse, keep * score[i]);
-    return inverse;
+    return 1.0f / sum;
 #else
     for (uint i = item; i < end; i += KVL_WG) top = fmax(top, raw[i]);
     part[item] = top;
@@ -72,10 +67,30 @@ float kvl_add_attention(global float *raw, uint end, global float *score, bool r
     KVL_BARRIER;
     float total = 0.0f;
     for (uint i = 0; i < KVL_WG; i++) total += part[i];
-    for (uint i = item; i < end; i += KVL_WG) score[i] = fma(raw[i], 1.0f / total, keep * score[i]);
     KVL_BARRIER;
     return 1.0f / total;
 #endif
+}
+
+/* Adds the newest query's probabilities, rows from .. to - 1 of weights, to the scores of `end` tokens, or replaces these. */
+void kvl_add_attention(const global float *raw, uint cells, const KVL_QS float *inverse, uint from, uint to, uint end, global float *score, bool replace,
+                       uint item)
+{
+    const float keep = replace ? 0.0f : 1.0f;
+    uint first = item;
+#if KVL_VECTORS
+    for (first = 0; first + 16 <= end; first += 16) {
+        float16 sum = keep * vload16(0, score + first);
+        for (uint r = from; r < to; r++) sum = fma(vload16(0, raw + (ulong)r * cells + first), inverse[r], sum);
+        vstore16(sum, 0, score + first);
+    }
+#endif
+    for (uint i = first; i < end; i += KVL_WG) {
+        float sum = keep * score[i];
+        for (uint r = from; r < to; r++) sum = fma(raw[(ulong)r * cells + i], inverse[r], sum);
+        score[i] = sum;
+    }
+    KVL_BARRIER;
 }
 
 /* Share of the newest query's attention that the token at place `hole` of head h got; the one at place `last` takes its place. */
@@ -234,9 +249,11 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
 #if KVL_RUN == 2 || KVL_RUN == 3
     KVL_QS float inverse[KVL_H * KVL_G];
     for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++) {
-        const float x = kvl_add_attention(raw + (ulong)r * cells, end, score, KVL_RUN == 3 && r == h0 * KVL_G, part, item);
+        const float x = kvl_weigh(raw + (ulong)r * cells, end, part, item);
         if (item == 0) inverse[r] = x;
     }
+    KVL_BARRIER;
+    kvl_add_attention(raw, cells, inverse, h0 * KVL_G, h1 * KVL_G, end, score, KVL_RUN == 3, item);
 #endif
 
     const uint excess = min(end > target ? end - target : 0, k_sealed - sink), newest_from = newest_position + 1 > newest ? newest_position + 1 - newest : 0;

@@ -13,7 +13,6 @@ In TEXT, <column> stands for the row's value, <column:FORMAT> for a number in Py
 
 An experiment is in the paper once it has a paper.tex, which uses the macros, and a runs.csv; one without results is named as missing.
 """
-import csv
 import re
 import sys
 from fractions import Fraction
@@ -24,17 +23,13 @@ EXPERIMENTS = HERE.parent / "experiments"
 BUILD = HERE / "build"
 sys.path.append(str(EXPERIMENTS / "reproduction"))
 import table  # noqa: E402
+
 LINE = re.compile(r"(?:(rows|plot) )?(\w+) = (\S+)(?: \[(.*)\])?(?: by (\w+))? : (.*)")
 SPECIAL = {"\\": r"\textbackslash{}"} | {c: "\\" + c for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 
 
 def escaped(text):
     return "".join(SPECIAL.get(c, c) for c in text)
-
-
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def chosen(rows, conditions):
@@ -63,11 +58,11 @@ def filled(text, row):
 class Experiment:
     def __init__(self, folder, macros):
         self.folder, self.files, self.used, self.macros = folder, {}, {}, macros
-        self.runs = {row["run"]: row for row in read_csv(folder / "runs.csv")}
+        self.runs = {row["run"]: row for row in table.read_csv(folder / "runs.csv")}
 
     def rows(self, name, conditions):
         if name not in self.files:
-            self.files[name] = read_csv(self.folder / name)
+            self.files[name] = table.read_csv(self.folder / name)
         rows = chosen(self.files[name], conditions)
         for row in rows:
             if row.get("run") not in self.runs:

@@ -65,7 +65,7 @@ SIGNS = [
     ("K channel, V token < K channel, V channel", "32 tokens or channels", 2, BOTH["channel", "token"], BOTH["channel", "channel"], None, ""),
     ("K channel, V token < K token, V token", "32 tokens or channels", 2, BOTH["channel", "token"], BOTH["token", "token"], MORE_BITS, ""),
     ("K channel, V channel < K token, V token", "32 tokens or channels", 2, BOTH["channel", "channel"], BOTH["token", "token"], MORE_BITS, ""),
-    ("K channel, V channel < K token, V channel", "32 tokens or channels", 2, BOTH["channel", "channel"], BOTH["token", "channel"], None, ""),
+    ("K channel, V channel < K token, V channel", "32 tokens or channels", 2, BOTH["channel", "channel"], BOTH["token", "channel"], MORE_BITS, ""),
     ("KIVI-2 as published < K token, V token, same tail", "32, tail 128", 2, "kivi2", TAIL, None, ""),
     *[(f"V alone < K alone, {name}", where, bits, sides("f16", codec), keys(codec), None, "")
       for name, codec, where, bits in (("int4", "int4", "64 channels", 4), ("int3", "int3", "64 channels", 3), ("int2", "int2", "64 channels", 2),

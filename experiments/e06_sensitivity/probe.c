@@ -4,7 +4,7 @@
  *     cc -std=c11 -O2 -shared -fPIC -I compress experiments/e06_sensitivity/probe.c -o runs/e06_tables/probe.so -lm
  *     kvlab check --plugin runs/e06_tables/probe.so probe
  *
- * The table of a stream is one number: 0 leaves it exact, anything else codes it. kvlab calibrate writes one that codes all; heads.py changes it. */
+ * The table of a stream is one number: 0 leaves it exact, anything else codes it. kvlab calibrate writes one that codes all; sensitivity.py changes it. */
 #include "kvl_plugin.h"
 #include "kvl_plugin_half.h"
 

@@ -126,12 +126,14 @@ def print_table():
     rows = read_results()
     base = next(column(lines, "nll_base") for lines in rows.values() if column(lines, "nll_base"))
     print("| row | bytes a token | mean KLD to f16 | NLL above f16's |\n| --- | ---: | ---: | ---: |")
-    for row, lines in rows.items():
+    for row in [row for row in [*CACHES, *CONVERTED] if row in rows]:
+        lines = rows[row]
         kld = "%.4f +- %.4f" % mean_and_error(column(lines, "kld")) if column(lines, "kld") else ""
         above = [nll - b for nll, b in zip(column(lines, "nll"), base)]
         print(f"| {row} | {int(float(lines[0]['bytes_per_token']))} | {kld} | {'%.4f +- %.4f' % mean_and_error(above)} |")
     print("\nA rank and the next larger one: KLD of the larger less that of the smaller, paired by window")
-    for low, high in zip(RANKS, RANKS[1:]):
+    measured = [rank for rank in RANKS if f"rank {rank}" in rows]
+    for low, high in zip(measured, measured[1:]):
         pair = [column(rows[f"rank {rank}"], "kld") for rank in (low, high)]
         mean, error = mean_and_error([b - a for a, b in zip(*pair)])
         print(f"{low} -> {high}: {mean:+.4f} +- {error:.4f}: {'does not rise' if mean <= 2 * error else 'RISES'}")

@@ -8,6 +8,7 @@ and N more tokens are scored on it, which stay exact. Columns: numbers stored a 
 other windows); layers that share a latent; numbers of the prompt's own directions, a token, layer and side; KLD to the exact cache.
 """
 import argparse
+import copy
 import sys
 
 import numpy as np
@@ -91,15 +92,16 @@ def main():
     print("window,numbers,directions,layers,own_directions,kld,nll", flush=True)
     for window in range(args.chunks):
         first = window * length
-        exact = logprobs(first, prompt(first)[0])
+        kept, rotary = prompt(first)
+        exact = logprobs(first, copy.deepcopy(kept))
         targets = tokens[first + args.context + 1 : first + length]
         for rank in map(int, args.ranks.split(",")):
             for size in groups:
                 for origin in ("prompt", "text"):
-                    cache, rotary = prompt(first)
+                    cache = copy.deepcopy(kept)
                     for group in groups[size]:
                         for side in "kv":
-                            rows = joined(cache, rotary, side, group)
+                            rows = joined(kept, rotary, side, group)
                             basis = (directions(rows) if origin == "prompt" else learned[size, group.start, side])[:, : rank * size]
                             again = (rows @ basis @ basis.T).split(rows.shape[1] // size, 1)
                             for layer, part in zip(group, again):
@@ -107,7 +109,7 @@ def main():
                     got = logprobs(first, cache)
                     kld = (exact.exp() * (exact - got)).sum(-1)[:-1].mean().item()
                     nll = -got[:-1].gather(1, targets[:, None]).mean().item()
-                    own = rank * size * rows.shape[1] / size / args.context if origin == "prompt" else 0
+                    own = rank * rows.shape[1] / args.context if origin == "prompt" else 0
                     print(f"{window},{rank},{origin},{size},{own:.1f},{kld:.6f},{nll:.6f}", flush=True)
     print(f"exact nll of the last window {-exact[:-1].gather(1, targets[:, None]).mean().item():.6f}", file=sys.stderr)
 

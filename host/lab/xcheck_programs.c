@@ -24,6 +24,7 @@ static const struct {
     {"f16", "f16", "gather.cl"}, /* the rows of a prompt that is compressed */
     {"int4 keep=knorm budget=ada(kept=0.5) pos=compact", "int4+evict"},
     {"int4 keep=knorm budget=uniform(tokens=64) when=full", "int4+when", "evict.cl"},
+    {"int4 read=pages(tokens=64)", "int4+pages", "pages.cl"},
     {"k=int8 v=int4", "int8+int4"},
     {"int4 rot=hadamard", "int4+hadamard"},
     {"int4 rope=pre korder=hf", "int4+pre-rope"},

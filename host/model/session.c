@@ -332,7 +332,7 @@ static kvl_status check_sequences(const struct kvl_session_config *config, const
     for (uint32_t l = 0; l < plan->dims.n_layer; l++)
         for (int i = 0; i < kvl_sides(&plan->dims); i++) of_heads = of_heads || plan->layer[l].side[i].projection != NULL || plan->layer[l].side[i].shape.table_floats != 0;
     if (sequences(config) == 1 || !of_heads) return KVL_OK;
-    return kvl_fail(KVL_E_USAGE, "%u sequences in step: only caches that treat all heads alike; leave out keep=, tables and latents, or time one sequence",
+    return kvl_fail(KVL_E_USAGE, "%u sequences in step: only caches that treat all heads alike; leave out keep=, read=pages, tables and latents, or time one sequence",
                     config->n_sequence);
 }
 

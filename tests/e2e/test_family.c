@@ -27,7 +27,7 @@ static void open_member(struct rig *r, size_t i)
 static void models_give_their_bits(void **state)
 {
     static float logits[N_PREDICTED * N_BYTES];
-    for (size_t i = 0; i < COUNT(family_answer); i++) {
+    for (size_t i = 0; i < COUNT(family_answer); i += kvl_device_is_slow() ? 3 : 1) {
         struct rig r;
         double nll = 0.0;
         open_member(&r, i);
