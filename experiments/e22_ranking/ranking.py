@@ -133,6 +133,7 @@ def draw(args):
         left.annotate(row["name"], (x, high), xytext=(0, 3), textcoords="offset points", fontsize=7, rotation=60, rotation_mode="anchor")
         drawn.add(label)
     left.axhline(0, color="black", linewidth=0.6)
+    left.margins(y=0.12)
     left.set(xlabel="MiB resident at the end of a window of 512 tokens; scores of equal bytes side by side", ylabel="nll - nll of the whole cache, nats a token (95 %)",
              title="circles: half of the tokens removed, squares: three quarters, diamonds: none")
     left.legend(loc="upper right", fontsize=8)
