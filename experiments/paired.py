@@ -1,4 +1,5 @@
 """Run files of `kvlab eval` as windows, and comparisons that are paired by window. Needs numpy and scipy."""
+import argparse
 import csv
 import subprocess
 from pathlib import Path
@@ -10,6 +11,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 WINDOW = ("chunk", "length", "depth", "gap", "seed")  # the columns that say which window, or sequence of a task, a row is of
+
+
+def parse_arguments(about, out, runs, figure):
+    """The command line of a script that makes tables in its folder `out` of run files, and `figure` there of the tables."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kvlab", default=ROOT / "build/kvlab")
+    parser.add_argument("--runs", type=Path, default=ROOT / runs, help="folder of the run files, or of the sweeps' folders")
+    parser.add_argument("--out", type=Path, default=out, help="folder of what is written, and what the figure is drawn from")
+    parser.add_argument("--figure", action="store_true", help=f"draw {figure} from the tables")
+    parser.add_argument("--figure-path", type=Path, help="draw there")
+    return parser.parse_args()
 
 
 def read_runs(kvlab, *folders, key=lambda facts: facts["config_kv_given"]):

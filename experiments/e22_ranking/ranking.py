@@ -4,7 +4,6 @@
     experiments/e22_ranking/ranking.py             runs/e22_ranking -> windows.csv, caches.csv, ranking.csv, ranking.md (needs numpy, scipy)
     experiments/e22_ranking/ranking.py --figure    caches.csv, ranking.csv -> ranking.svg (needs matplotlib too)
 """
-import argparse
 import csv
 import sys
 from pathlib import Path
@@ -162,13 +161,7 @@ def beside(row, summary):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvlab", default=paired.ROOT / "build/kvlab")
-    parser.add_argument("--runs", type=Path, default=paired.ROOT / "runs/e22_ranking", help="folder of the run files")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of what is written, and what the figure is drawn from")
-    parser.add_argument("--figure", action="store_true", help="draw ranking.svg from the tables")
-    parser.add_argument("--figure-path", type=Path, help="draw there")
-    args = parser.parse_args()
+    args = paired.parse_arguments(__doc__, HERE, "runs/e22_ranking", "ranking.svg")
     if args.figure or args.figure_path:
         return draw(args)
     runs = paired.read_runs(args.kvlab, args.runs)

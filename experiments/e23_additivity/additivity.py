@@ -4,7 +4,6 @@
     experiments/e23_additivity/additivity.py             runs/e22_ranking, e23_additivity, e23_decode -> caches.csv, additivity.csv, additivity.md (needs numpy, scipy)
     experiments/e23_additivity/additivity.py --figure    caches.csv, additivity.csv -> additivity.svg (needs matplotlib too)
 """
-import argparse
 import csv
 import sys
 from pathlib import Path
@@ -132,13 +131,7 @@ def draw(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvlab", default=paired.ROOT / "build/kvlab")
-    parser.add_argument("--runs", type=Path, default=paired.ROOT / "runs", help="folder of the sweeps' folders")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of what is written, and what the figure is drawn from")
-    parser.add_argument("--figure", action="store_true", help="draw additivity.svg from the tables")
-    parser.add_argument("--figure-path", type=Path, help="draw there")
-    args = parser.parse_args()
+    args = paired.parse_arguments(__doc__, HERE, "runs", "additivity.svg")
     if args.figure or args.figure_path:
         return draw(args)
     runs = {"prompt": paired.read_runs(args.kvlab, args.runs / "e22_ranking", args.runs / "e23_additivity"), "decode": paired.read_runs(args.kvlab, args.runs / "e23_decode")}

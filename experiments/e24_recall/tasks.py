@@ -4,7 +4,6 @@
     experiments/e24_recall/tasks.py             runs/e24_recall, runs/e24_needle -> the tables
     experiments/e24_recall/tasks.py --figure    recall.csv, needle.csv -> tasks.svg (needs matplotlib too)
 """
-import argparse
 import csv
 import sys
 from pathlib import Path
@@ -94,13 +93,7 @@ def draw(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvlab", default=paired.ROOT / "build/kvlab")
-    parser.add_argument("--runs", type=Path, default=paired.ROOT / "runs", help="folder of the sweeps' folders")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of what is written, and what the figure is drawn from")
-    parser.add_argument("--figure", action="store_true", help="draw tasks.svg from the tables")
-    parser.add_argument("--figure-path", type=Path, help="draw there")
-    args = parser.parse_args()
+    args = paired.parse_arguments(__doc__, HERE, "runs", "tasks.svg")
     if args.figure or args.figure_path:
         return draw(args)
     recall = list(recall_rows(paired.read_runs(args.kvlab, args.runs / "e24_recall", key=policy_of)))

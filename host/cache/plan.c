@@ -600,6 +600,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     kvl_status status = KVL_OK;
     *out = (struct kvl_cache_plan){
         .dims = *dims, .config = *config, .limits = *limits, .shape = attend_shape(limits->tuning, config->exact)};
+    if (dims->n_sequence == 0) out->dims.n_sequence = 1;
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
     const char *learner = kvl_spec_learner(config->spec);
@@ -618,7 +619,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     for (uint32_t l = 0; l < dims->n_layer; l++) {
         if (kvl_kv_source(dims, l) != l) continue;
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
-        out->bytes_per_token += out->layer[l].token_bytes / (dims->n_sequence > 1 ? dims->n_sequence : 1);
+        out->bytes_per_token += out->layer[l].token_bytes / out->dims.n_sequence;
         out->layer[l].rank = out->n_budgeted;
         if (out->layer[l].slides) continue;
         out->n_budgeted++;

@@ -22,7 +22,7 @@ struct kvl_cache_dims {
     uint32_t joint_value_dim; /* not 0: a token has one row of head_dim for key and value; the value is its first so many channels, and RoPE turns
                                * the others */
     float scale;              /* that scores are multiplied with; 0: 1 / sqrt(head_dim) */
-    uint32_t n_sequence;      /* 0 or 1: one. More: so many sequences of equal length are one with all their heads, those of the first sequence first;
+    uint32_t n_sequence;      /* 0 (in a plan: 1) or 1: one. More: so many sequences of equal length are one with all their heads, those of the first sequence first;
                                * n_head and n_kv_head count all, and a token has a stage row of each sequence, one after the other */
     const uint32_t *kv_source; /* NULL, or [L]: the layer whose keys and values layer l reads: itself, or that of the layer below; borrowed */
 };
