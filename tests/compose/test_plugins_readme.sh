@@ -36,7 +36,7 @@ answer = json.load(sys.stdin)
 presets = {p["name"]: p["kv"] for p in answer["presets"]}
 rows = [(int(row["depth"]), presets.get(row["kv"], row["kv"])) for row in csv.DictReader(open(sys.argv[1]))]
 for depth in (4096, 32768):
-    timed = {name for at, kv in rows if at == depth for name in re.findall(r"(?:^|[kv]=)(\w+)", kv)}
+    timed = {name for at, kv in rows if at == depth for name in re.findall(r"(?:^|\b[kv]=)(\w+)\b(?!=)", kv)}
     missing = {p["name"] for p in answer["plugins"] if p["kind"] == "codec"} - timed - {"f16"}
     assert not missing, f"{depth} tokens: {missing} not timed: scripts/codec_speed.py"
 ' "$root/compress/speed.csv" || fail "compress/speed.csv"
