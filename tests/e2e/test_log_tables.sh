@@ -79,6 +79,8 @@ cp runs/b.h5 runs/b2.h5
 [[ $(get devices.json '[len(g["devices"]) for g in r]') == "[1, 2, 1, 1, 1, 1]" ]] || fail "devices: $(cat devices.json)"
 [[ $(get devices.json '[d["verdict"] for d in r[1]["devices"]]') == "['equal', 'equal']" ]] || fail "devices: $(cat devices.json)"
 grep -q 'same top1' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fail "the table of devices"
+grep -q ' reference ' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fail "the first row is the reference"
+"$program" log diff --devices runs/a.h5 >/dev/null 2>err && grep -q 'nothing to compare' err || fail "one run of its kind: $(cat err)"
 rm runs/b2.h5
 
 # --- export ---
