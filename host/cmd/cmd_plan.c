@@ -2,6 +2,7 @@
 #include "calibration.h"
 #include "cmd.h"
 #include "log.h"
+#include "mem.h"
 #include "plan_report.h"
 #include "public_models.h"
 #include "runrecord.h"
@@ -42,10 +43,20 @@ static bool is_public(const struct plan *plan) { return plan->public.name[0] != 
 static kvl_status no_such_model(const struct plan *plan)
 {
     struct kvl_text names = {0};
+    const char **name = NULL;
     kvl_status status = KVL_OK;
-    for (size_t i = 0; i < plan->publics.n; i++) KVL_TRY(kvl_text_printf(&names, " %s", plan->publics.model[i].name));
-    status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", plan->args->model, names.data);
+    KVL_TRY(kvl_alloc(&name, plan->publics.n, sizeof *name));
+    for (size_t i = 0; i < plan->publics.n; i++) {
+        name[i] = plan->publics.model[i].name;
+        KVL_TRY(kvl_text_printf(&names, " %s", name[i]));
+    }
+    const char *closest = kvl_closest(plan->args->model, name, plan->publics.n);
+    if (closest)
+        status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor a public model; did you mean \"%s\"? kvlab plan --models lists them", plan->args->model, closest);
+    else
+        status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", plan->args->model, names.data);
 done:
+    kvl_free(&name);
     kvl_text_free(&names);
     return status;
 }

@@ -2,6 +2,7 @@
 #include "log.h"
 #include "page.h"
 #include "runrecord.h"
+#include "runtable.h"
 #include <cjson/cJSON.h>
 
 /* Groups that the page does not show, most of a file. */
@@ -13,7 +14,7 @@ static kvl_status add_run(cJSON *runs, const char *path)
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
-    KVL_TRY(kvl_runfile_read(path, MOST_VALUES, &tree));
+    KVL_TRY(kvl_run_read(path, MOST_VALUES, &tree));
     for (size_t i = 0; i < sizeof not_shown / sizeof *not_shown; i++) cJSON_DeleteItemFromObject(tree, not_shown[i]);
     if (cJSON_AddItemToArray(runs, tree))
         tree = NULL;
