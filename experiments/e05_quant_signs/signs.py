@@ -238,6 +238,7 @@ def draw(args):
         k, _, v = name.replace(",residual=0", "").removeprefix("k=").partition(" v=")
         right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)
     right.set_yscale("log")
+    right.margins(x=0.1)
     right.set_xlabel("MiB resident at 4096 tokens (keys | values)")
     right.set_ylabel("KLD to f16, nats a token (error: windows)")
     right.grid(alpha=0.3)
