@@ -45,11 +45,22 @@ void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
 
-/* What RoPE turns the key of the i-th token from place `position` on by; a block's rows behind the last token hold zeros. */
-#if KVL_RANKED
-#define KVL_TURNED_BY(position, i, last, rank) (rank)[min((position) + (i), last)]
+/* Where a slice's tokens are: the first one's place, and, to restore keys, the last place that has a token; rows of the block behind it hold zeros. */
+#if KVL_RESTORES
+typedef struct {
+    uint first, last;
+} kvl_places;
+#define KVL_PLACES(first, last) (kvl_places){first, last}
 #else
-#define KVL_TURNED_BY(position, i, last, rank) min((position) + (i), last)
+#define kvl_places uint
+#define KVL_PLACES(first, last) first
+#endif
+
+/* What RoPE turns the key of the i-th of these tokens by. */
+#if KVL_RANKED
+#define KVL_TURNED_BY(places, i, rank) (rank)[min((places).first + (i), (places).last)]
+#else
+#define KVL_TURNED_BY(places, i, rank) min((places).first + (i), (places).last)
 #endif
 
 /* Keys that nothing but RoPE restores, and those of codecs without scores(): 16 tokens side by side, channel by channel. */
@@ -98,9 +109,10 @@ void kvl_turn_back(const float *q, kvl_turn turn, uint position, float *back)
             back[r * KVL_HD + KVL_HD / 2 + i] = fma(b, c, -(a * s));
         }
 }
+#define KVL_PREPARED lanes
 #else
 #define KVL_LANES 0
-#define kvl_lane_angles(turn, last, lanes)
+#define KVL_PREPARED aux
 #endif
 
 #if KVL_RESTORES && !KVL_SIDE_BY_SIDE
@@ -112,18 +124,17 @@ void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, 
 }
 #endif
 
-/* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`, and the last that there is has `last`. rank: the head's ranks by place,
- * with KVL_RANKED. */
+/* Scores of KVL_SLICE tokens from t0 on. rank: the head's ranks by place, with KVL_RANKED. */
 #if KVL_VECTORS && KVL_K_HAS_SCORES
-#define kvl_key_scores(block, table, h, t0, q, aux, turn, position, last, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
+#define kvl_key_scores(block, table, h, t0, q, aux, turn, position, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
 #elif KVL_SIDE_BY_SIDE
 /* RoPE's turn by p + i is that by p, which queries are turned back by once for a slice, and that by i: (R(p) R(i) k) . q = (R(i) k) . (R(-p) q). */
-void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const float *q, const float *lanes, kvl_turn turn, uint position, uint last,
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const float *q, const float *lanes, kvl_turn turn, kvl_places position,
                     const global uint *rank, float *out)
 {
 #if KVL_ROPE_PRE
     float back[KVL_NQ * KVL_HD];
-    kvl_turn_back(q, turn, min(position, last), back);
+    kvl_turn_back(q, turn, min(position.first, position.last), back);
 #endif
     for (uint t = 0; t < KVL_SLICE; t += 16 * KVL_ABREAST) {
         float keys[KVL_ABREAST][KVL_DK * 16] __attribute__((aligned(64)));
@@ -154,12 +165,12 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 #elif KVL_VECTORS && KVL_RESTORES
 /* 16 keys side by side, channel by channel. */
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, uint last, const global uint *rank, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, kvl_places position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t += 16) {
         float k[KVL_KEY], keys[KVL_KEY * 16];
         for (uint i = 0; i < 16; i++) {
-            kvl_read_key(block, table, h, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, last, rank), k);
+            kvl_read_key(block, table, h, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, rank), k);
             for (uint c = 0; c < KVL_KEY; c++) keys[c * 16 + i] = k[c];
         }
         float16 dot[KVL_NQ];
@@ -171,14 +182,14 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #else
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, uint last, const global uint *rank, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, kvl_places position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t++) {
         float dot[KVL_NQ];
         for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
 #if KVL_RESTORES
         float k[KVL_KEY];
-        kvl_read_key(block, table, h, t0 + t, turn, KVL_TURNED_BY(position, t, last, rank), k);
+        kvl_read_key(block, table, h, t0 + t, turn, KVL_TURNED_BY(position, t, rank), k);
         for (uint c = 0; c < KVL_DQ; c++)
             for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_DQ + c], k[KVL_KEY_AT(r) + c], dot[r]);
 #else
@@ -459,8 +470,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     KVL_HEAD_VIEW(h)
     const kvl_view view = KVL_VIEW_INIT;
     const uint n_tiles = (n + KVL_TILE - 1) / KVL_TILE, tile = n_tiles - 1 - get_group_id(0) / n_splits / KVL_H; /* the longest first */
-    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], row_keep[KVL_NQ];
-    KVL_QS float aux[KVL_NQ * KVL_AUX + KVL_LANES + 1] __attribute__((aligned(64)));
+    KVL_QS float q[KVL_NQ * KVL_DQ], s[KVL_NQ * KVL_B], acc[KVL_PARTS * KVL_NQ * KVL_DA], aux[KVL_NQ * KVL_AUX + 1], row_keep[KVL_NQ];
     KVL_QS float row_m[KVL_NQ], row_l[KVL_NQ];
 
     uint end[KVL_NQ], start[KVL_NQ], k_end[KVL_NQ], v_end[KVL_NQ]; /* tokens a row sees; first exact token of K and of V */
@@ -494,7 +504,10 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
     for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_AUX);
-    kvl_lane_angles(turn, all_end - 1, aux);
+#if KVL_LANES
+    float lanes[KVL_LANES] __attribute__((aligned(64)));
+    kvl_lane_angles(turn, all_end - 1, lanes);
+#endif
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
@@ -523,7 +536,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, aux, turn, base + t0, all_end - 1, KVL_RANKS_OF(h), s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, KVL_PREPARED, turn, KVL_PLACES(base + t0, all_end - 1), KVL_RANKS_OF(h), s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {
