@@ -1,4 +1,8 @@
-/* Device body of KVQuant. Layout and arithmetic: card.md; the order of choices is that of kvquant.c. */
+/* Device body of KVQuant. Layout and arithmetic: card.md; the order of choices is that of kvquant.c.
+ *
+ * Measured (PoCL, 4096 tokens, us of a layer's attention, f16 90 to 130): kvquant3 200, kvquant(bits=3) after RoPE 178. Keys by scores() on codes and outliers added one by
+ * one to all rows: 189 after RoPE, 900 before it, where keys were restored token by token. Values' outliers: each added alone to every row 214 to 218, to four rows at once
+ * 205; with weights put in order first 213. What an outlier is more than its code for 16 tokens at once instead of one: 36 to 15. */
 #define LEVELS (1 << KVL_OPT_BITS)
 #define WORD_BYTES (KVL_OPT_BITS == 3 ? 3 : 1)
 #define WORD_CODES (8 * WORD_BYTES / KVL_OPT_BITS)
