@@ -24,6 +24,11 @@ static const char *const rests[] = {
     "table=runs/t-1.h5 @2-3 table=none @4-5 table=u.h5",
     "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
+    "keep=expected budget=ada(tokens=300) when=every:32 @2-3 when=full keep=critical(of=observed)",
+    "sink=4 tail=40 keep=chunk(of=snapkv,size=8) budget=layers(kept=0.5,share=1:2) when=full",
+    "rope=pre pos=compact keep=keydiff budget=ada(kept=0.25) when=every:7",
+    "read=pages(tokens=512,size=32,gqa=sum) @0-1 read=all",
+    "sink=4 tail=40 keep=snapkv budget=ada(removed=0.5) read=pages(tokens=256,dense=3)",
 };
 /* Codecs of keys alone, which take neither a rotation nor keys before RoPE. */
 static const char *const key_codecs[] = {"think", "think(ratio=0.7,recent=0)"};
@@ -50,7 +55,8 @@ static void assert_same_entry(const struct kvl_layer_spec *a, const struct kvl_l
     }
     assert_true(a->rope == b->rope && a->rot == b->rot && a->rot_seed == b->rot_seed && a->korder == b->korder &&
                 a->sink == b->sink && a->window == b->window && a->pos == b->pos && a->n_keep == b->n_keep &&
-                a->budget.plugin == b->budget.plugin);
+                a->budget.plugin == b->budget.plugin && a->when == b->when && a->every == b->every && a->read == b->read && a->pages.tokens == b->pages.tokens &&
+                a->pages.size == b->pages.size && a->pages.gqa == b->pages.gqa && a->pages.dense == b->pages.dense);
 }
 
 static void assert_exact_pages(const struct kvl_layer_spec *entry, uint32_t head_dim)
@@ -114,8 +120,38 @@ static void key_codecs_and_their_refusals(void **state)
         }
 }
 
+/* What a strategy does not go together with is said, and what to write instead. */
+static void refusals_name_the_way_out(void **state)
+{
+    static const struct {
+        const char *text, *way_out;
+    } cases[] = {
+        {"read=pages(tokens=64) window=64", "use one of them"},
+        {"read=pages(tokens=64) rope=pre", "use rope=post"},
+        {"read=pages(tokens=64) keep=h2o budget=uniform(tokens=9) when=full", "use when=prefill, or read=all"},
+        {"read=pages(tokens=64) keep=snapkv budget=ada(tokens=9) when=every:8", "use when=prefill, or read=all"},
+        {"latent(rank=32,of=int4) read=pages(tokens=64)", "a codec alone"},
+        {"read=pages", "write read=pages(tokens=N)"},
+        {"read=pages(tokens=0)", "tokens"},
+        {"read=pages(tokens=64,size=0)", "size"},
+        {"read=pages(tokens=64,gqa=mean)", "max sum"},
+        {"read=some", "all pages"},
+        {"keep=kvzip budget=ada(tokens=9) when=every:8", "use when=prefill"},
+        {"keep=tova budget=ada(tokens=9) when=every:8", "budget=uniform"},
+        {"gear keep=snapkv budget=ada(tokens=9) when=every:8", "movable"},
+        {"keep=snapkv when=every:8", "budget="},
+        {"window=64 keep=snapkv budget=ada(tokens=9) when=every:8", "use one of them"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct kvl_spec *spec = NULL;
+        if (kvl_spec_parse(cases[i].text, &spec) == KVL_OK) fail_msg("\"%s\" is taken", cases[i].text);
+        if (strstr(kvl_error_text(), cases[i].way_out) == NULL) fail_msg("\"%s\": %s", cases[i].text, kvl_error_text());
+        kvl_error_clear();
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_composition), cmocka_unit_test(key_codecs_and_their_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_composition), cmocka_unit_test(key_codecs_and_their_refusals), cmocka_unit_test(refusals_name_the_way_out)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
