@@ -269,7 +269,7 @@ static void slabs_do_not_matter(void **state)
 /* Weights, cache and scratch of a whole session with a full context, by class. */
 static void sessions_hold_what_was_planned(void **state)
 {
-    static const char *const specs[] = {"int4 sink=4 tail=20", "int8 window=40", "k=think(recent=9) v=int4 sink=4", "int8 read=pages(tokens=70,size=8)"};
+    static const char *const specs[] = {"int4 sink=4 tail=20", "int8 window=40", "k=think(recent=9) v=int4 sink=4", "int8 read=pages(tokens=70,size=16)"};
     enum { N_CTX = 100 };
     const struct kvl_cache_limits limits = device_limits();
     struct kvl_model *model = NULL;
