@@ -1006,6 +1006,14 @@ kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kern
     return launch(cache, kernel, x, y, 1, 1, (struct kvl_work){0}, &call);
 }
 
+/* A layer's part of the page table, and of what stands behind it the first `more` numbers of each head. */
+static kvl_status write_entries(struct kvl_cache *cache, uint32_t l, uint32_t more)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t entries = layer->n_stream * ((uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots + more);
+    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t), entries * sizeof(uint64_t), cache->plan.page_address + layer->table_offset);
+}
+
 /* ---- tokens that go by what the host says: rescore.h ---- */
 
 kvl_status kvl_cache_target(const struct kvl_cache *cache, uint32_t l, uint32_t *target)
@@ -1087,15 +1095,15 @@ static void empty_pools(struct kvl_cache *cache, uint32_t l)
     }
 }
 
-/* Heads' entries behind the page table: what each has lost, and where its sequence ends for the next launches. The page table itself as well; what counts along on the
- * device stays. */
-static kvl_status write_heads(struct kvl_cache *cache, uint32_t l, const uint32_t *limit)
+/* The page table, and behind it what each head has lost; what counts along on the device stays. hides [H]: heads of which the next launch sees the sinks alone, as if
+ * nothing were new and nothing could go. */
+static kvl_status write_heads(struct kvl_cache *cache, uint32_t l, const bool *hides)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint64_t slots = layer->n_stream * ((uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
-    uint64_t *entry = cache->plan.page_address + layer->table_offset;
-    for (uint32_t h = 0; h < layer->n_stream; h++) entry[slots + h] = cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] | (uint64_t)limit[h] << 32;
-    return kvl_buffer_write(cache->table, layer->table_offset * sizeof *entry, (slots + layer->n_stream) * sizeof *entry, entry);
+    uint64_t *entry = cache->plan.page_address + layer->table_offset + layer->n_stream * ((uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
+    for (uint32_t h = 0; h < layer->n_stream; h++)
+        entry[h] = hides[h] ? (uint64_t)layer->sink << 32 : cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] | (uint64_t)UINT32_MAX << 32;
+    return write_entries(cache, l, 1);
 }
 
 kvl_status kvl_cache_drop(struct kvl_cache *cache, uint32_t l, const uint32_t *target)
@@ -1103,24 +1111,26 @@ kvl_status kvl_cache_drop(struct kvl_cache *cache, uint32_t l, const uint32_t *t
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t heads = layer->n_stream;
-    uint32_t *limit = NULL, *lost = cache->lost + (size_t)l * cache->plan.dims.n_kv_head;
-    KVL_TRY(kvl_alloc(&limit, heads, sizeof *limit));
+    uint32_t *count = NULL, *lost = cache->lost + (size_t)l * cache->plan.dims.n_kv_head;
+    bool *hides = NULL;
+    KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
+    KVL_TRY(kvl_alloc(&hides, heads, sizeof *hides));
     KVL_TRY(need_drop(cache, l));
-    for (uint32_t first = 0; first < heads; first++) { /* heads of equal target share a launch; to the others it shows nothing that could go */
-        if (lost_behind(cache, l, first, cache->position, target[first]) == 0) continue;
+    for (uint32_t first = 0; first < heads; first++) { /* heads of equal target share a launch */
         const struct eviction what = {.kernel = cache->kernels[l].drop, .target = target[first]};
-        for (uint32_t h = 0; h < heads; h++) limit[h] = target[h] == target[first] ? UINT32_MAX : layer->sink;
-        KVL_TRY(write_heads(cache, l, limit));
+        if (lost_behind(cache, l, first, cache->position, target[first]) == 0) continue;
+        for (uint32_t h = 0; h < heads; h++) hides[h] = target[h] != target[first];
+        KVL_TRY(write_heads(cache, l, hides));
         KVL_TRY(evict_layers(cache, l, 1, &what, cache->position - 1));
-        for (uint32_t h = 0; h < heads; h++)
-            if (limit[h] == UINT32_MAX) lost[h] += lost_behind(cache, l, h, cache->position, target[h]);
+        for (uint32_t h = 0; h < heads; h++) lost[h] += hides[h] ? 0 : lost_behind(cache, l, h, cache->position, target[h]);
     }
-    for (uint32_t h = 0; h < heads; h++) limit[h] = kvl_cache_places(cache, l, h);
-    KVL_TRY(share_pages(cache, l, limit));
-    memset(limit, 0xff, heads * sizeof *limit);
-    KVL_TRY(write_heads(cache, l, limit));
+    for (uint32_t h = 0; h < heads; h++) count[h] = kvl_cache_places(cache, l, h);
+    KVL_TRY(share_pages(cache, l, count));
+    memset(hides, 0, heads * sizeof *hides);
+    KVL_TRY(write_heads(cache, l, hides));
 done:
-    kvl_free(&limit);
+    kvl_free(&count);
+    kvl_free(&hides);
     return status;
 }
 
@@ -1165,12 +1175,7 @@ done:
 
 static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
 {
-    const struct kvl_cache_plan *plan = &cache->plan;
-    const struct kvl_layer_plan *layer = &plan->layer[l];
-    const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
-    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
-                            layer->n_stream * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
-                            plan->page_address + layer->table_offset);
+    return write_entries(cache, l, 1 + (cache->plan.layer[l].cells != 0));
 }
 
 /* Positions and ranks of the tokens that stay, and the scores they have. */

@@ -3,6 +3,7 @@
 #include "kernel/test_harness.h"
 #include "decode_bench.h"
 #include "rescore_answers.h"
+#include "select.h"
 #include "session_rig.h"
 #include <math.h>
 
@@ -195,6 +196,35 @@ static void device_equals_reference(void **state)
         if (kvl_row_is_wanted(rows[i].spec)) check_row(&rows[i]);
 }
 
+static const char *pick(uint64_t *state, const char *const *list, size_t n) { return list[kvl_rng_u64(11, (*state)++) % n]; }
+
+/* Whatever is put together: the C specification's. */
+static void random_policies(void **state)
+{
+    static const char *const scores[] = {"snapkv(window=1)", "snapkv(window=50,kernel=2)", "snapkv(window=5,gqa=max)", "expected(sink=0)", "expected(sink=30,gqa=sum)", "keydiff",
+                                         "lagkv(lag=3,sink=1)", "cur(window=4)", "leverage(sketch=2)", "observed", "h2o(recent=0)", "h2o(recent=1)"};
+    static const char *const wrappers[] = {"%s", "%s", "critical(of=%s)", "chunk(of=%s,size=1)", "chunk(of=%s,size=4)", "critical(of=%s,first=1)"};
+    static const char *const budgets[] = {"uniform(%s)", "ada(%s)", "ada(%s,safeguard=0)", "ada(%s,safeguard=1)", "pyramid(%s)"};
+    static const char *const amounts[] = {"tokens=0", "tokens=1", "tokens=3", "tokens=12", "tokens=500", "kept=0.01", "kept=0.4", "removed=0.1", "bytes=900"};
+    static const char *const times[] = {"full", "every:1", "every:2", "every:7", "every:1000"};
+    static const char *const forms[] = {"f32", "f32 sink=2", "f32 sink=3 tail=5", "f32 rope=pre pos=compact"};
+    uint64_t draw = 0;
+#define PICK(list) pick(&draw, list, sizeof list / sizeof *list)
+    for (int i = 0; i < (kvl_device_is_slow() ? 10 : 60); i++) {
+        char keep[96], budget[64], spec[320];
+        struct row row = {spec, &dims_tiny, 40, 16, false};
+        snprintf(keep, sizeof keep, PICK(wrappers), PICK(scores));
+        snprintf(budget, sizeof budget, PICK(budgets), PICK(amounts));
+        snprintf(spec, sizeof spec, "%s keep=%s budget=%s when=%s", PICK(forms), keep, budget, PICK(times));
+        struct kvl_spec *parsed = NULL;
+        assert_ok(kvl_spec_parse(spec, &parsed));
+        const bool by_host = kvl_keep_by_host(kvl_spec_layer(parsed, 0));
+        kvl_spec_free(&parsed);
+        if (by_host && kvl_row_is_wanted(spec)) check_row(&row);
+    }
+#undef PICK
+}
+
 /* Kept sets and outputs of scripts/make_rescore_answers.py, which shares no code with kvlab. */
 static void numpy_agrees(void **state)
 {
@@ -334,6 +364,7 @@ static void what_cannot_be_is_refused(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(answers_of_a_prompt),  cmocka_unit_test(device_equals_reference),
+    cmocka_unit_test(random_policies),
     cmocka_unit_test(numpy_agrees),         cmocka_unit_test(equal_scores_keep_the_oldest),
     cmocka_unit_test(heads_share_one_pool), cmocka_unit_test(handing_over_many_changes_nothing),
     cmocka_unit_test(what_cannot_be_is_refused),
