@@ -337,7 +337,8 @@ static kvl_status layer_target(const struct kvl_cache_plan *plan, uint32_t l, ui
 uint32_t kvl_decode_step(const struct kvl_cache_plan *plan, uint32_t l)
 {
     const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-    return spec->when == KVL_WHEN_EVERY ? spec->every : 1;
+    const uint32_t step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
+    return step < plan->config.n_ctx ? step : plan->config.n_ctx;
 }
 
 /* The largest target of a layer, whatever has been seen. */

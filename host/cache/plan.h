@@ -167,7 +167,7 @@ bool kvl_pages_by_layer(const struct kvl_cache_plan *plan);
 /* Tokens a layer is to keep of `n_token` seen, the first n_prompt of which were the prompt; UINT32_MAX: none goes at this step. */
 kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_token, uint32_t n_prompt, uint32_t *target);
 
-/* Tokens that come between two evictions of a layer, at least 1. */
+/* Tokens that come between two evictions of a layer, at most the context. */
 uint32_t kvl_decode_step(const struct kvl_cache_plan *plan, uint32_t layer);
 /* Class index: what says where things are, and what choosing tokens or pages has to remember. */
 uint64_t kvl_plan_index_bytes(const struct kvl_cache_plan *plan);
