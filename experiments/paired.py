@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save_figure  # noqa: F401
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,17 +84,3 @@ def write_csv(path, rows):
 
 def show(x, digits=4):
     return f"{x['mean']:+.{digits}f} [{x['low']:+.{digits}f}, {x['high']:+.{digits}f}]"
-
-
-def new_figure(*size, columns=1, **more):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    plt.rcParams["svg.hashsalt"] = "kvlab"
-    return plt.subplots(1, columns, figsize=size, layout="constrained", **more)
-
-
-def save_figure(figure, path, command):
-    """With the one command that makes it again printed under it; also as PNG if the path ends so."""
-    figure.supxlabel(command, fontsize=7, family="monospace")
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=110)

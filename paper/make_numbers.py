@@ -9,7 +9,8 @@ between them (column=value, column!=value, column~regular expression, column!~re
     plot NAME = FILE [CONDITIONS] by COLUMN : TEXT        build/NAME.dat, the same for pgfplots
 
 In TEXT, <column> stands for the row's value, <column:FORMAT> for a number in Python's format, <column:1e-6*.2f> or <column:1/1024*.2f> for one that is multiplied first,
-<column/column:FORMAT> for the ratio of two. A row names the run that it comes from in the column `run`, which has its row in runs.csv.
+<column/column:FORMAT> for the ratio of two. A row names the run that it comes from in the column `run`, or several with spaces between them; each has its row in runs.csv. Rows of results from before
+run files were kept name none: `run!=` leaves them out.
 
 An experiment is in the paper once it has a paper.tex, which uses the macros, and a runs.csv; one without results is named as missing.
 """
@@ -65,9 +66,10 @@ class Experiment:
             self.files[name] = table.read_csv(self.folder / name)
         rows = chosen(self.files[name], conditions)
         for row in rows:
-            if row.get("run") not in self.runs:
-                raise KeyError(f"a row of {name} is of run {row.get('run')}, which runs.csv does not have")
-            self.used[row["run"]] = self.runs[row["run"]]
+            for run in (row.get("run") or "").split() or ["(none named)"]:
+                if run not in self.runs:
+                    raise KeyError(f"a row of {name} is of run {run}, which runs.csv does not have")
+                self.used[run] = self.runs[run]
         return rows
 
     def take(self, line):
@@ -96,7 +98,7 @@ class Experiment:
 
     def source(self):
         said = lambda column: ", ".join(sorted({row[column][:10] for row in self.used.values() if row.get(column)})) or "--"
-        return f"\\path{{{self.folder.name}}} & {', '.join(map(escaped, sorted(self.used)))} & {escaped(said('git'))} & {said('start')} \\\\\n"
+        return f"\\path{{{self.folder.name}}} & {', '.join(map(escaped, sorted(self.used)))} & {escaped(said('git'))} & {said('end')} \\\\\n"
 
 
 def claim_row(claim):

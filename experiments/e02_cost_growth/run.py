@@ -12,7 +12,7 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.append(os.path.join(ROOT, "experiments", "peers"))
+sys.path += [os.path.join(ROOT, "experiments"), os.path.join(ROOT, "experiments", "peers")]
 from runfile import RunFile  # noqa: E402
 
 WINDOWED = "int8 window=1024"
@@ -77,12 +77,9 @@ def print_fits(rows, fits):
 
 
 def draw(rows, fits, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    # Colours of Okabe and Ito, told apart by people of any colour vision.
-    colours = dict(zip(CACHES, ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]))
+    import drawing
+    figure, panels = drawing.new_figure(9, 3.8, columns=2)
+    colours = dict(zip(CACHES, drawing.COLOURS))
     for phase, cache, *coefficients, _ in fits:
         panel = panels[int(phase == "prefill")]
         tokens, ns = medians(rows, phase, cache)
@@ -92,7 +89,7 @@ def draw(rows, fits, path):
     for panel, title, x in zip(panels, ["decode: a line in the kept tokens", "prefill: a line and a parabola"], ["tokens in the cache", "tokens of the prompt"]):
         panel.set(title=title, xlabel=x, ylabel="ms", ylim=(0, None))
         panel.legend(frameon=False)
-    figure.savefig(path)
+    drawing.save_figure(figure, path, f"experiments/e02_cost_growth/run.py --figure {os.path.basename(path)}")
 
 
 def parse_arguments():

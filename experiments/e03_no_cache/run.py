@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A text generated with the cache and without: what is computed, and how the time of a token grows. Runs what is missing, then prints the table and writes
-runs.csv, steps.csv and fits.csv. Needs numpy and h5py. See why.md."""
+runs.csv, steps.csv and fits.csv (needs numpy and h5py); --figure draws steps.csv and fits.csv instead (needs matplotlib). See why.md."""
 import argparse
+import csv
 import os
 import subprocess
 import sys
@@ -54,6 +55,25 @@ def fit(args, mode, degree):
             "r2": 1 - rest @ rest / ((ns - ns.mean()) @ (ns - ns.mean())), "last_ns": np.median(ns[-8:]), "total_ns": ns.sum()}
 
 
+def read_csv(name):
+    with open(HERE / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def draw(path):
+    import drawing
+    figure, axes = drawing.new_figure(7.5, 4.2)
+    steps = read_csv("steps.csv")
+    tokens = np.array([int(row["tokens"]) for row in steps])
+    for fitted, column, colour, label in zip(read_csv("fits.csv"), ("cache_ns", "no_cache_ns"), drawing.COLOURS, ("with the cache", "recomputed")):
+        axes.plot(tokens, [int(row[column]) * 1e-6 for row in steps], "o", color=colour, markersize=3, label=label)
+        axes.plot(tokens, (float(fitted["constant_ns"]) + float(fitted["linear_ns"]) * tokens) * 1e-6, color=colour, linewidth=1)
+    axes.set(xlabel="tokens", ylabel="ms for the next token", yscale="log", title="least of two repetitions, and straight lines through them")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    drawing.save_figure(figure, path, "experiments/e03_no_cache/run.py --figure steps.svg")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kvlab", default=str(ROOT / "build" / "kvlab"))
@@ -62,7 +82,10 @@ def main():
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -f 1")
+    parser.add_argument("--figure", metavar="FILE", help="draw the results, and do nothing else")
     args = parser.parse_args()
+    if args.figure:
+        return draw(args.figure)
     args.output.mkdir(parents=True, exist_ok=True)
     run_missing(args)
     files = [run_file(args, mode, r) for mode in MODES for r in range(args.repetitions)]

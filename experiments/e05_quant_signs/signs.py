@@ -227,6 +227,13 @@ def draw(args):
     best = [p for i, p in enumerate(points) if all(p[1] < q[1] for q in points[:i])]
     right.errorbar([p[0] for p in points], [p[1] for p in points], [p[2] for p in points], fmt="o", color="#0072B2", markersize=4, linewidth=1)
     right.step([p[0] for p in best], [p[1] for p in best], where="post", color="#D55E00", linewidth=1)
+    controls = here.parent / "e07_controls/controls.csv"
+    for kind, style, colour in (("recency", "s:", "black"), ("oracle", "*:", "#009E73")):
+        own = [row for row in csv.DictReader(open(controls)) if row["control"] == kind] if controls.exists() else []
+        right.errorbar([int(row["resident_bytes_4096"]) / 2**20 for row in own], [float(row["kld"]) for row in own], fmt=style, color=colour, linewidth=1, label=f"control: {kind} (e07)")
+    uniform = [p for p in points if p[3] in ("int8", "int4", "int3", "int2")]
+    right.plot([p[0] for p in uniform], [p[1] for p in uniform], ":", color="#0072B2", linewidth=1, label="control: integers, one group a head")
+    right.legend(fontsize=8)
     for x, y, _, name in points:
         k, _, v = name.replace(",residual=0", "").removeprefix("k=").partition(" v=")
         right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 here = Path(__file__).resolve().parent
 root = here.parent.parent
+sys.path.append(str(here.parent))
 MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 LAYERS, HEADS = 30, 3
 CODEC = "kivi(bits={},residual=0)"
@@ -27,7 +28,7 @@ command: eval kld
 models: [{model}]
 texts: [data/text/wiki.test.raw]
 ctx: [512]
-options: [--chunks=16, --exact, --base=f16]
+options: [--chunks=16, --exact, --base=f16, --base-logits=runs/base_logits]
 kv:
 {cells}
 """
@@ -51,7 +52,7 @@ def read_csv(path):
 
 def runs_of(args, folder):
     files = [str(path) for path in sorted((root / folder).glob("*.h5"))]
-    return list(csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines()))
+    return [{"run": Path(facts["file"]).stem} | facts for facts in csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines())]
 
 
 # ---- one head: a plug-in that codes the streams that its table names ----
@@ -76,7 +77,7 @@ def heads(args):
     rows = []
     for run in runs_of(args, "runs/e06_heads"):
         layer, bits, head = re.fullmatch(r"f16 @(\d+)-\d+ kv=probe\(bits=(\d)\) table=runs/e06_tables/probe\d_(\d).h5", run["config_kv_given"]).groups()
-        rows.append({"layer": int(layer), "head": int(head), "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
+        rows.append({"run": run["run"], "layer": int(layer), "head": int(head), "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
                      "windows": run["quality_n_chunks"], "git": run["git"]})
     write_csv(here / "heads.csv", sorted(rows, key=lambda row: (row["bits"], row["head"], row["layer"])))
 
@@ -87,7 +88,7 @@ def measured(args):
     rows = []
     for run in runs_of(args, "runs/e06_sensitivity"):
         layer, side, bits = re.fullmatch(r"f16 @(\d+)-\d+ ([kv])=kivi\(bits=(\d),residual=0\)", run["config_kv_given"]).groups()
-        rows.append({"layer": int(layer), "side": side, "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
+        rows.append({"run": run["run"], "layer": int(layer), "side": side, "bits": int(bits), "kld": run["quality_kld_mean"], "kld_se": run["quality_kld_se"],
                      "windows": run["quality_n_chunks"], "git": run["git"]})
     return sorted(rows, key=lambda row: (row["bits"], row["side"], row["layer"]))
 
@@ -158,7 +159,7 @@ def table(args):
         run = by_spec[spec]
         found = json.loads(kvlab(args, "log", "diff", "--json", uniform["file"], run["file"]))["quality"]["kld"]
         size = resident_bytes(args, spec)
-        rows.append({"cache": name, "kld": run["quality_kld_mean"], "kld_se_chunk": run["quality_kld_se_chunk"], "difference": found["difference"], "low": found["low"],
+        rows.append({"run": run["run"], "against": uniform["run"], "cache": name, "kld": run["quality_kld_mean"], "kld_se_chunk": run["quality_kld_se_chunk"], "difference": found["difference"], "low": found["low"],
                      "high": found["high"], "windows": found["n"], "verdict": found["verdict"], "resident_bytes_4096": size, "git": run["git"], "kv": spec})
         difference = f"{found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]" if run is not uniform else ""
         print(f"| {name} | {float(run['quality_kld_mean']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
@@ -170,12 +171,9 @@ def read_csv_numbers(name="sensitivity.csv"):
 
 
 def figure(args):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    import drawing
     import numpy as np
     from matplotlib.colors import LogNorm
-    plt.rcParams["svg.hashsalt"] = "e06"
     sides = {"k": "keys", "v": "values"}
     found = [(f"{sides[row['side']]}, {row['bits']} bits", row) for row in read_csv_numbers()]
     if (here / "heads.csv").exists():
@@ -184,7 +182,7 @@ def figure(args):
     kld = np.full((len(names), LAYERS), np.nan)
     for name, row in found:
         kld[names.index(name), row["layer"]] = float(row["kld"])
-    drawing, axes = plt.subplots(figsize=(13, 1.2 + 0.36 * len(names)), layout="constrained")
+    picture, axes = drawing.new_figure(13, 1.2 + 0.36 * len(names))
     image = axes.imshow(kld, norm=LogNorm(), cmap="viridis", aspect="auto")
     for (y, x), value in np.ndenumerate(kld):
         if not np.isnan(value):
@@ -192,9 +190,8 @@ def figure(args):
     axes.set_yticks(range(len(names)), names)
     axes.set_xticks(range(LAYERS))
     axes.set_xlabel("the only layer that is coded; in the cells KLD to f16 in thousandths of a nat a token (2 windows: exploratory)")
-    drawing.colorbar(image, label="KLD, nats a token")
-    drawing.supxlabel("experiments/e06_sensitivity/sensitivity.py figure", fontsize=7, family="monospace")
-    drawing.savefig(here / "sensitivity.svg", metadata={"Date": None})
+    picture.colorbar(image, label="KLD, nats a token")
+    drawing.save_figure(picture, here / "sensitivity.svg", "experiments/e06_sensitivity/sensitivity.py figure")
 
 
 def main():

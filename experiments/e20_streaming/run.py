@@ -12,6 +12,7 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.append(os.path.dirname(HERE))
 SCORED = 32  # tokens at the end of every stretch of one cache length that are compared
 SINKS = [4, 0, 1, 2, 8]
 PAPER = "StreamingLLM (2309.17453)"
@@ -151,20 +152,19 @@ def write_csv(path, rows):
         table.writerows(rows)
 
 
-def draw(args, results):
-    import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(figsize=(7, 4))
-    points = curves(args, results)
-    for name in dict.fromkeys(row["cache"] for row in points):
+def draw(args):
+    """From curves.csv."""
+    import drawing
+    figure, axes = drawing.new_figure(7.5, 4.4)
+    with open(os.path.join(HERE, "curves.csv"), newline="") as file:
+        points = list(csv.DictReader(file))
+    for name, colour in zip(dict.fromkeys(row["cache"] for row in points), drawing.COLOURS):
         own = [row for row in points if row["cache"] == name]
-        axes.plot([row["token"] for row in own], [float(row["nll"]) for row in own], lw=1, label=name)
+        axes.plot([int(row["token"]) for row in own], [float(row["nll"]) for row in own], color=colour, lw=1, label=name)
     axes.axvline(args.cache, color="grey", lw=0.5)
-    axes.set(xlabel="token of the stream", ylabel="nll (nats a token)", title=f"cache of {args.cache} tokens")
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(args.figure)
+    axes.set(xlabel="token of the stream (a point is the mean of 512)", ylabel="nll, nats a token", title=f"cache of {args.cache} tokens; a grey line where it is full")
+    axes.legend(fontsize=8)
+    drawing.save_figure(figure, args.figure, "experiments/e20_streaming/run.py --figure streaming.svg")
 
 
 def main():
@@ -178,8 +178,10 @@ def main():
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -i 0")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--results", action="store_true", help="write summary.csv, curves.csv and ../reproduction/stream.csv")
-    parser.add_argument("--figure")
+    parser.add_argument("--figure", metavar="FILE", help="draw curves.csv, and do nothing else")
     args = parser.parse_args()
+    if args.figure:
+        return draw(args)
     os.makedirs(args.output, exist_ok=True)
     results = {name: run_missing(args, name, words) for name, words in rows(args).items()}
     found = summary(args, results)
@@ -188,8 +190,7 @@ def main():
         write_csv(os.path.join(HERE, "summary.csv"), found)
         write_csv(os.path.join(HERE, "curves.csv"), curves(args, results))
         write_csv(os.path.join(ROOT, "experiments", "reproduction", "stream.csv"), claims(found))
-    if args.figure:
-        draw(args, results)
 
 
-main()
+if __name__ == "__main__":
+    main()

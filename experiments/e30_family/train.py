@@ -361,12 +361,13 @@ def finish(name, seed, work, deadline):
         return False
     variant, (lines, _, test) = VARIANTS[name], texts()
     flat, curve = done
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     nats = by_window(nll_of(variant), flat, windows(test))
     seen = by_window(nll_of(variant), flat, windows(b"".join(lines))[: len(nats)])
     np.savez(work / f"{name}-{seed}.npz", **{key: value.numpy() for key, value in unpack(variant, flat).items()})
     (work / f"{name}-{seed}.json").write_text(json.dumps(dict(
-        variant=name, seed=seed, rate=rate, rates=rates, n_parameters=len(flat), d_ff=variant["d_ff"],
-        cache_elements=elements_per_token_and_layer(variant), tokens=STEPS * BATCH * N_CTX, text_sha256=hashlib.sha256(TEXT.read_bytes()).hexdigest(),
+        git=commit or "unknown", end=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), variant=name, seed=seed, rate=rate, rates=rates,
+        n_parameters=len(flat), d_ff=variant["d_ff"], cache_elements=elements_per_token_and_layer(variant), tokens=STEPS * BATCH * N_CTX, text_sha256=hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         test_bits_per_byte=float(nats.mean() / math.log(2)), train_bits_per_byte=float(seen.mean() / math.log(2)),
         recall_accuracy=recall_accuracy(variant, flat, test), curve=[(i, round(loss / math.log(2), 5)) for i, loss in curve],
         window_bits_per_byte=[round(float(x), 5) for x in nats.mean(1) / math.log(2)],

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """Divergence and NLL of latents of SmolLM2-135M, controls, and the model converted to latent attention.
 
-    run.py [--program build/kvlab] [--work DIR]     runs what latent.csv lacks, row by row (--work: tables and converted models)
+    run.py [--program build/kvlab] [--work DIR]     runs the rows that have no run file yet (--work: tables and converted models), then collects
+    run.py --collect                                runs/e31_latent -> latent.csv (windows), caches.csv, runs.csv; rows without a run file stay (needs h5py, scipy)
     run.py --table                                  verdicts of why.md from latent.csv
-    run.py --figure                                 latent.csv -> latent.svg (needs matplotlib)
+    run.py --figure                                 caches.csv -> latent.svg (needs matplotlib)
 """
 import argparse
 import csv
-import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -17,9 +16,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
 MODEL, TEXT, RESULTS = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf", "data/text/wiki.test.raw", HERE / "latent.csv"
-WINDOWS = ["-c", "256", "--chunks", "8"]
-COLUMNS = ["row", "kv", "bytes_per_token", "chunk", "kld", "nll", "nll_base"]
+TOKENS = 256  # of a window; its second half is scored
+WINDOWS = ["--chunks", "8"]
 
 TABLES = {"one": "latent rope=pre", "three": "latent(heads=3) rope=pre", "post": "latent"}
 RANKS = (16, 24, 32, 40, 48, 56, 64)
@@ -40,9 +40,13 @@ LATENTS = {f"rank {rank}": (f"latent(rank={rank}) rope=pre", "one") for rank in 
     "rank 64 int3": ("latent(rank=64,of=int3) rot=hadamard rope=pre", "one"),
     "rank 48 int8": ("latent(rank=48,of=int8) rot=hadamard rope=pre", "one"),
 }
-CONTROLS = {name: (f"{name} rope=pre", None) for name in ("int8", "int4", "int3", "int2")} | {
+QUANTIZED = {name: (f"{name} rope=pre", None) for name in ("int8", "int4", "int3", "int2")} | {
     f"{name} hadamard": (f"{name} rot=hadamard rope=pre", None) for name in ("int8", "int4", "int3", "int2")}
-CACHES = LATENTS | CONTROLS
+# Controls that keep this share of the tokens in 16 bits: the bytes of ranks 48, 32, 16 and of 4, 3 and 2 bits
+SHARES = {"3/4": 192, "1/2": 128, "9/32": 72, "1/4": 64, "7/32": 56, "5/32": 40}
+RECENCY = {f"recency {share}": (f"sink=4 window={tokens - 4}", None) for share, tokens in SHARES.items()}
+ORACLE = {f"oracle {share}": (f"keep=oracle budget=uniform(kept={tokens / TOKENS:g})", None) for share, tokens in SHARES.items()}
+CACHES = LATENTS | QUANTIZED | RECENCY | ORACLE
 # row: options of to_mla.py. 384 elements a token and layer before
 CONVERTED = {
     "mla 64+320": "--components 1", "mla 64+256": "--components 1 --rank 256", "mla 64+192": "--components 1 --rank 192",
@@ -74,25 +78,34 @@ def moments_of(args):
     return path
 
 
+def run_file(args, row):
+    return args.output / f"{row.translate(str.maketrans(' +/', '_--', ','))}.h5"
+
+
+def share_of(row):
+    """Of a window's tokens, those that the cache keeps."""
+    return SHARES[row.split()[1]] / TOKENS if row in RECENCY | ORACLE else 1
+
+
 def evaluate(args, row):
-    """kvlab's JSON of a row."""
-    base = [args.program, "eval"]
-    rest = ["-f", TEXT, *WINDOWS, "--json", "--quiet", "--no-run-file"]
+    """The row's run file. An oracle needs tokens that follow: the first half of the window is compressed at its end, the second is scored as in all other rows."""
+    half = str(TOKENS // 2)
+    window = ["--protocol", "compress-then-score", "--context", half, "--score", half] if row in ORACLE else ["-c", str(TOKENS)]
+    rest = ["-f", TEXT, *window, *WINDOWS, "--quiet", "-o", run_file(args, row)]
     if row in CACHES:
         spec, table = CACHES[row]
-        return json.loads(output([*base, "kld", "-m", MODEL, *rest, "--kv", spec + (f" table={table_of(args, table)}" if table else "")]))
+        return output([args.program, "eval", "kld", "-m", MODEL, *rest, "--kv", spec + (f" table={table_of(args, table)}" if table else "")])
     model = args.work / f"{row.replace(' ', '_').replace('+', '_')}.gguf"
     if not model.exists():
         output([sys.executable, HERE / "to_mla.py", MODEL, model, "--moments", moments_of(args), *CONVERTED[row].split()])
-    result = json.loads(output([*base, "ppl", "-m", model, *rest]))
+    output([args.program, "eval", "ppl", "-m", model, *rest])
     model.unlink()
-    return result
 
 
 def read_results():
     rows = {}
     if RESULTS.exists():
-        with open(RESULTS) as file:
+        with open(RESULTS, newline="") as file:
             for line in csv.DictReader(file):
                 rows.setdefault(line["row"], []).append(line)
     return rows
@@ -101,17 +114,46 @@ def read_results():
 def run(args):
     args.work.mkdir(parents=True, exist_ok=True)
     for row in [*CACHES, *CONVERTED]:
-        if row in read_results() or args.match not in row: # another run.py may be at work
-            continue
-        result = evaluate(args, row)
-        kv = CACHES[row][0] if row in CACHES else CONVERTED[row]
-        with open(RESULTS, "a", newline="") as file:
-            writer = csv.writer(file)
-            if file.tell() == 0:
-                writer.writerow(COLUMNS)
-            for chunk in result["chunks"]:
-                writer.writerow([row, kv, result["bytes_per_token"], chunk["chunk"], chunk.get("kld", ""), chunk["nll"], chunk.get("nll_base", "")])
-        print(row, result["bytes_per_token"], result.get("kld_mean", result["nll"]), file=sys.stderr)
+        path = run_file(args, row)
+        if args.match in row and not path.exists() and not Path(f"{path}.part").exists(): # another run.py may be at work
+            evaluate(args, row)
+            print(row, file=sys.stderr)
+
+
+def collect(args):
+    """latent.csv has a line a window; those of rows that have a run file now are replaced."""
+    import paired
+    found = paired.read_runs(args.program, args.output, key=lambda facts: Path(facts["file"]).stem)
+    rows = read_results()
+    for row in [*CACHES, *CONVERTED]:
+        run = found.get(run_file(args, row).stem)
+        if run:
+            kv = CACHES[row][0] if row in CACHES else CONVERTED[row]
+            rows[row] = [{"run": run["run"], "row": row, "kv": kv, "bytes_per_token": int(float(run["facts"]["memory_bytes_per_token"]) * share_of(row)),
+                          "chunk": int(window["chunk"]), **{name: window.get(name, "") for name in ("kld", "nll", "nll_base")}} for window in run["rows"].values()]
+    paired.write_csv(RESULTS, [line for row in [*CACHES, *CONVERTED] for line in rows.get(row, [])])
+    paired.write_csv(HERE / "caches.csv", summaries())
+    files = [str(args.output / f"{run['run']}.h5") for run in found.values()]
+    subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *files], check=True)
+
+
+def kind_of(row):
+    kinds = {"latent": LATENTS, "quantized": QUANTIZED, "recency": RECENCY, "oracle": ORACLE, "converted": CONVERTED}
+    return next(kind for kind, rows in kinds.items() if row in rows)
+
+
+def summaries():
+    """A row a cache: means over windows with their standard errors; nll above that of f16 in the same window."""
+    rows = read_results()
+    base = {line["chunk"]: float(line["nll_base"]) for lines in rows.values() for line in lines if line["nll_base"] and line["row"] not in ORACLE}
+    out = []
+    for row in [row for row in [*CACHES, *CONVERTED] if row in rows]:
+        lines = rows[row]
+        above = [float(line["nll"]) - float(line["nll_base"] or base[line["chunk"]]) for line in lines]
+        kld = mean_and_error(column(lines, "kld")) if column(lines, "kld") else ("", "")
+        out.append({"run": lines[0]["run"], "row": row, "kind": kind_of(row), "kv": lines[0]["kv"], "bytes_per_token": int(float(lines[0]["bytes_per_token"])), "windows": len(lines),
+                    **dict(zip(("kld", "kld_se"), kld)), **dict(zip(("above", "above_se"), mean_and_error(above)))})
+    return out
 
 
 def column(lines, name):
@@ -123,15 +165,13 @@ def mean_and_error(values):
 
 
 def print_table():
-    rows = read_results()
-    base = next(column(lines, "nll_base") for lines in rows.values() if column(lines, "nll_base"))
-    print("| row | bytes a token | mean KLD to f16 | NLL above f16's |\n| --- | ---: | ---: | ---: |")
-    for row in [row for row in [*CACHES, *CONVERTED] if row in rows]:
-        lines = rows[row]
-        kld = "%.4f +- %.4f" % mean_and_error(column(lines, "kld")) if column(lines, "kld") else ""
-        above = [nll - b for nll, b in zip(column(lines, "nll"), base)]
-        print(f"| {row} | {int(float(lines[0]['bytes_per_token']))} | {kld} | {'%.4f +- %.4f' % mean_and_error(above)} |")
+    found = summaries()
+    print("| row | bytes a token | mean KLD to f16 | NLL above f16's | windows |\n| --- | ---: | ---: | ---: | ---: |")
+    for row in found:
+        kld = f"{row['kld']:.4f} +- {row['kld_se']:.4f}" if row["kld"] != "" else ""
+        print(f"| {row['row']} | {row['bytes_per_token']} | {kld} | {row['above']:.4f} +- {row['above_se']:.4f} | {row['windows']} |")
     print("\nA rank and the next larger one: KLD of the larger less that of the smaller, paired by window")
+    rows = read_results()
     measured = [rank for rank in RANKS if f"rank {rank}" in rows]
     for low, high in zip(measured, measured[1:]):
         pair = [column(rows[f"rank {rank}"], "kld") for rank in (low, high)]
@@ -139,53 +179,55 @@ def print_table():
         print(f"{low} -> {high}: {mean:+.4f} +- {error:.4f}: {'does not rise' if mean <= 2 * error else 'RISES'}")
 
 
+SERIES = [("latent, f16 numbers: rank 16 to 64 of 64", [f"rank {rank}" for rank in RANKS], "o-", "#0072B2"),
+          ("ranks spread over layers", ["spread 32", "spread 48"], "s", "#56B4E9"),
+          ("three heads together", ["heads 3, rank 96", "heads 3, rank 144"], "^", "#009E73"),
+          ("all 64 directions, codes of 3, 4, 8 bits, Hadamard", ["rank 64 int3", "rank 64 int4", "rank 64 int8"], "D-", "#CC79A7"),
+          ("no projection, codes of 2, 3, 4, 8 bits, Hadamard", [f"int{bits} hadamard" for bits in (2, 3, 4, 8)], "x--", "#E69F00"),
+          ("control: uniform quantization, 2, 3, 4, 8 bits", [f"int{bits}" for bits in (2, 3, 4, 8)], "P:", "#D55E00"),
+          ("control: recency, 4 sinks and the newest tokens", list(RECENCY), "s:", "#000000"),
+          ("control: oracle (of a compressed half window)", list(ORACLE), "*:", "#777777")]
+
+
 def figure():
-    os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
-    import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-    plt.rcParams.update({"svg.hashsalt": "kvlab", "svg.fonttype": "none", "font.size": 9})
-    rows = read_results()
-    series = [("latent, f16 numbers: rank 16 to 64 of 64", [f"rank {rank}" for rank in RANKS], "o-"),
-              ("ranks spread over layers", ["spread 32", "spread 48"], "s"),
-              ("three heads together", ["heads 3, rank 96", "heads 3, rank 144"], "^"),
-              ("all 64 directions, codes of 3, 4, 8 bits, Hadamard", ["rank 64 int3", "rank 64 int4", "rank 64 int8"], "D-"),
-              ("no projection, codes of 2, 3, 4, 8 bits, Hadamard", [f"int{bits} hadamard" for bits in (2, 3, 4, 8)], "x--"),
-              ("no projection, codes of 2, 3, 4, 8 bits", [f"int{bits}" for bits in (2, 3, 4, 8)], "+:")]
-    fig, ax = plt.subplots(figsize=(7, 4.4))
-    for label, names, style in series:
-        points = [(float(rows[name][0]["bytes_per_token"]), *mean_and_error(column(rows[name], "kld"))) for name in names if name in rows]
-        if not points:
-            continue
-        x, y, error = zip(*points)
-        ax.errorbar(x, y, [2 * e for e in error], fmt=style, markersize=5, linewidth=1, capsize=2, label=label)
+    import drawing
+    with open(HERE / "caches.csv", newline="") as file:
+        caches = {row["row"]: row for row in csv.DictReader(file)}
+    fig, ax = drawing.new_figure(7.5, 5)
+    for label, names, style, colour in SERIES:
+        points = sorted([float(caches[name][column]) for column in ("bytes_per_token", "kld", "kld_se")] for name in names if name in caches)
+        if points:
+            x, y, error = zip(*points)
+            ax.errorbar(x, y, [2 * e for e in error], fmt=style, color=colour, markersize=5, linewidth=1, capsize=2, label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ticks = [3600, 5760, 8640, 11520, 17280, 23040]
     ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
     ax.minorticks_off()
-    ax.set_xlabel("bytes a token (f16: 23,040)")
+    ax.set_xlabel("bytes a token of the context (f16: 23,040); without the directions themselves")
     ax.set_ylabel("mean KLD to f16, nats (bars: 2 standard errors)")
     ax.grid(alpha=0.3)
-    ax.legend(frameon=False, fontsize=8)
-    fig.tight_layout()
-    fig.savefig(HERE / "latent.svg", metadata={"Date": None})
+    ax.legend(frameon=False, fontsize=7, loc="lower left")
+    drawing.save_figure(fig, HERE / "latent.svg", "experiments/e31_latent/run.py --figure")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="build/kvlab")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "latent")
+    parser.add_argument("--output", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run files")
     parser.add_argument("--match", default="", help="rows that contain this text only")
+    parser.add_argument("--collect", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", action="store_true")
     args = parser.parse_args()
     if args.table:
-        print_table()
-    elif args.figure:
-        figure()
-    else:
+        return print_table()
+    if args.figure:
+        return figure()
+    if not args.collect:
         run(args)
+    collect(args)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,31 @@
 #!/usr/bin/env python3
 """What a token of each model of the family costs: bytes, bits a byte (from the run files of grid.yaml), decode time behind a cache of random rows.
 
-usage: cost.py times [--kvlab P] [-r N]    times.csv beside this script, models in turns; on a machine that does nothing else
-       cost.py report [--runs DIR]         table of what is there, and cost.svg (needs h5py and matplotlib)
+usage: cost.py times [--kvlab P] [-r N]    runs/e32_family_cost-times-*.h5, models in turns; on a machine that does nothing else -> times.csv, runs.csv
+       cost.py report [--runs DIR]         runs/e32_family_cost -> costs.csv, runs.csv; the table of what is there (these two need h5py)
+       cost.py figure                      costs.csv, times.csv -> cost.svg (needs matplotlib)
 """
 import argparse
 import csv
 import json
+import math
 import pathlib
 import statistics
 import subprocess
 import sys
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path += [str(HERE.parent), str(HERE.parent / "peers")]
 MODELS = ("mha", "gqa2", "mla64", "mqa", "mla32", "cla2")
+CACHES = ("f16", "int8", "int4")
+KEPT = 0.375  # of the tokens: int4's bytes with heads of 16
+CONTROLS = {"sink=4 window=188": ("recency", "s"), f"keep=oracle budget=uniform(kept={KEPT})": ("oracle", "*")}
 DEPTHS = (128, 1024, 8192)
 DECODED = 256
-COLUMNS = ("model", "device", "depth", "repetition", "us_per_token")
+COLUMNS = [("model", "1", "of the family"), ("device", "1", "name of the OpenCL device"), ("depth", "1", "tokens in the cache before"), ("repetition", "1", "its number"),
+           ("us_per_token", "us", "of a decoded token")]
 
 
 def bench(program, model):
@@ -30,77 +38,84 @@ def bench(program, model):
 
 
 def measure(args):
-    with open(HERE / "times.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for repetition in range(args.repetitions):
-            for model in MODELS:
-                for row in bench(args.kvlab, model):
-                    writer.writerow([model, row["device"], row["depth"], repetition, f"{row['samples_ns'][0] / DECODED * 1e-3:.2f}"])
+    from runfile import RunFile
+    path = ROOT / time.strftime("runs/e32_family_cost-times-%Y%m%d-%H%M%S.h5", time.gmtime())
+    with RunFile(str(path), "decode time of the family", {"command": "e32_family_cost", "repetitions": args.repetitions, "decoded": DECODED}) as run:
+        run.table("times", COLUMNS, [(model, row["device"], row["depth"], repetition, row["samples_ns"][0] / DECODED * 1e-3)
+                                     for repetition in range(args.repetitions) for model in MODELS for row in bench(args.kvlab, model)])
+    subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "--tables", "times", "-f", path], check=True)
+
+
+def read(name):
+    path = HERE / name
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def medians():
-    """{(model, depth): us a token}"""
-    samples = {}
-    with open(HERE / "times.csv", newline="") as file:
-        for row in csv.DictReader(file):
+    """{(model, depth): us a token} of the newest run."""
+    rows, samples = read("times.csv"), {}
+    for row in rows:
+        if row["run"] == rows[-1]["run"]:
             samples.setdefault((row["model"], int(row["depth"])), []).append(float(row["us_per_token"]))
     return {key: statistics.median(values) for key, values in samples.items()}
 
 
-def quality(folder):
-    """{(model, cache): (bytes a token, bits a byte)}"""
-    import h5py
-    import math
-    found = {}
-    for path in sorted(folder.glob("*.h5")):
-        with h5py.File(path) as file:
-            text = lambda value: value.decode() if isinstance(value, bytes) else str(value)
-            model = text(file["config"].attrs["model"]).removeprefix("family ")
-            found[model, text(file["config"].attrs["kv_given"])] = (int(file["memory"].attrs["bytes_per_token"]), float(file["quality"].attrs["nll"]) / math.log(2))
-    return found
+def collect(folder):
+    """costs.csv: bytes a token of the context and bits a byte of each model and cache, with the standard error over windows."""
+    import collect
+    files = sorted(folder.glob("*.h5"))
+    if not files:
+        return
+    subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *files], check=True)
+    number = lambda row, name: float(row[name]) / math.log(2)
+    rows = [{"run": row["run"], "model": row["config_model"].removeprefix("family "), "kv": row["config_kv_given"],
+             "bytes_per_token": int(float(row["memory_bytes_per_token"]) * (KEPT if row["config_kv_given"] in CONTROLS else 1)), "bits_per_byte": number(row, "quality_nll"), "se": number(row, "quality_ppl_se_chunk") / float(row["quality_ppl"]), "windows": row["quality_n_chunks"]}
+            for row in collect.read_csv(HERE / "runs.csv") if row.get("config_kv_given")]
+    collect.write_csv(HERE / "costs.csv", rows)
 
 
-def draw(times, costs):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    # Colours of Okabe and Ito, told apart by people of any colour vision.
-    colours = dict(zip(MODELS, ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]))
-    for model in MODELS:
-        points = sorted(cost for (name, _), cost in costs.items() if name == model)
-        if points:
-            left.plot(*zip(*points), "o-", color=colours[model], linewidth=1, label=model)
+def draw():
+    import drawing
+    times, costs = medians(), read("costs.csv")
+    figure, (left, right) = drawing.new_figure(9.5, 4, columns=2)
+    for model, colour in zip(MODELS, drawing.COLOURS):
+        for kinds, shape in ((CACHES, "o-"), *(((kv,), shape) for kv, (_, shape) in CONTROLS.items())):
+            points = sorted([float(row[name]) for name in ("bytes_per_token", "bits_per_byte", "se")] for row in costs if row["model"] == model and row["kv"] in kinds)
+            if points:
+                x, y, error = zip(*points)
+                left.errorbar(x, y, error, fmt=shape, color=colour, linewidth=1, capsize=2)
         line = [(depth, times[model, depth]) for depth in DEPTHS if (model, depth) in times]
         if line:
-            right.plot(*zip(*line), "o-", color=colours[model], linewidth=1, label=model)
-    left.set(title="f16, int8, int4", xlabel="bytes a token", ylabel="bits a byte", xscale="log")
-    right.set(title="decode", xlabel="tokens in the cache", ylabel="us a token", xscale="log", ylim=(0, None))
+            right.plot(*zip(*line), "o-", color=colour, linewidth=1, label=model)
+    left.set(title="lines: f16, int8, int4; controls: recency (squares), oracle (stars)", xlabel="bytes a token of the context", ylabel="bits a byte (standard error over windows)", xscale="log")
+    right.set(title="decode, f16", xlabel="tokens in the cache", ylabel="us a token (median)", xscale="log", ylim=(0, None))
     right.legend(frameon=False, fontsize=8)
-    figure.savefig(HERE / "cost.svg")
+    drawing.save_figure(figure, HERE / "cost.svg", "experiments/e32_family_cost/cost.py figure")
 
 
 def report(args):
-    times, costs = medians(), quality(args.runs)
-    caches = ("f16", "int8", "int4")
-    print("| model | " + " | ".join(f"{cache}: bytes a token, bits a byte" for cache in caches) + " | " + " | ".join(f"us behind {depth}" for depth in DEPTHS) + " |")
-    print("| --- |" + " ---: |" * (len(caches) + len(DEPTHS)))
+    collect(args.runs)
+    times, costs = medians(), {(row["model"], row["kv"]): row for row in read("costs.csv")}
+    print("| model | " + " | ".join(f"{cache}: bytes a token, bits a byte" for cache in CACHES) + " | " + " | ".join(f"us behind {depth}" for depth in DEPTHS) + " |")
+    print("| --- |" + " ---: |" * (len(CACHES) + len(DEPTHS)))
     for model in MODELS:
-        cells = [f"{costs[model, cache][0]}, {costs[model, cache][1]:.4f}" if (model, cache) in costs else "" for cache in caches]
+        cells = ["{bytes_per_token}, {bits:.4f} +- {error:.4f}".format(**row, bits=float(row["bits_per_byte"]), error=float(row["se"])) if (row := costs.get((model, cache))) else ""
+                 for cache in CACHES]
         cells += [f"{times[model, depth]:.0f}" if (model, depth) in times else "" for depth in DEPTHS]
         print(f"| {model} | " + " | ".join(cells) + " |")
-    draw(times, costs)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("times", "report"))
+    parser.add_argument("what", choices=("times", "report", "figure"))
     parser.add_argument("--kvlab", default=ROOT / "build" / "kvlab")
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("--runs", type=pathlib.Path, default=ROOT / "runs" / "e32_family_cost")
     args = parser.parse_args()
-    measure(args) if args.what == "times" else report(args)
+    {"times": measure, "report": report, "figure": lambda _: draw()}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ kvl_status kvl_file_write(const char *path, const void *data, size_t size)
     if (snprintf(temporary, sizeof temporary, "%s.XXXXXX", path) >= (int)sizeof temporary)
         return kvl_fail(KVL_E_IO, "%s: path too long", path);
     const int fd = mkstemp(temporary);
-    if (fd < 0) return kvl_fail(KVL_E_IO, "%s: cannot create: %s", temporary, strerror(errno));
+    if (fd < 0) return kvl_fail(KVL_E_IO, "%s: cannot create it: %s", path, strerror(errno));
     kvl_status status = write_all(fd, data, size);
     if (fchmod(fd, 0644) != 0 || fsync(fd) != 0) status = KVL_E_IO;
     if (close(fd) != 0) status = KVL_E_IO;

@@ -97,5 +97,7 @@ const struct kvl_command *kvl_cmd_find(int argc, char *const *argv, int *n_words
 /* On stdout: one command, or all of them with exit codes and environment. */
 void kvl_help_command(const struct kvl_command *command);
 void kvl_help_overview(void);
+/* The commands whose first word is `first` and who have a second; false if there are none. */
+bool kvl_help_family(const char *first);
 
 #endif

@@ -1,5 +1,6 @@
 /* kvlab log diff: two runs, or one strategy on several devices, side by side. */
 #include "cmd.h"
+#include "log.h"
 #include "mem.h"
 #include "rundiff.h"
 #include "runrecord.h"
@@ -172,10 +173,11 @@ static void device_line(const struct run *run, const struct kvl_fact *f, const c
            f[9].value, f[10].value);
 }
 
-/* All runs of the strategy of run `at`, the first one as the reference. */
-static kvl_status compare_group(struct run *run, size_t n, size_t at, cJSON *groups)
+/* All runs of the strategy of run `at`, the first one as the reference; *most grows to their number. */
+static kvl_status compare_group(struct run *run, size_t n, size_t at, cJSON *groups, size_t *most)
 {
     kvl_status status = KVL_OK;
+    size_t n_runs = 0;
     cJSON *list = NULL;
     if (groups) {
         cJSON *group = cJSON_CreateObject();
@@ -195,9 +197,11 @@ static kvl_status compare_group(struct run *run, size_t n, size_t at, cJSON *gro
         if (list)
             KVL_TRY(device_json(&run[i], facts, verdict, list));
         else
-            device_line(&run[i], facts, verdict);
+            device_line(&run[i], facts, i == at ? "reference" : verdict);
         run[i].printed = true;
+        n_runs++;
     }
+    if (n_runs > *most) *most = n_runs;
 done:
     return status;
 }
@@ -207,6 +211,7 @@ static kvl_status compare_devices(size_t n_words, char *const *words, bool json)
     kvl_status status = KVL_OK;
     struct kvl_run_paths paths = {0};
     struct run *run = NULL;
+    size_t most = 0;
     cJSON *groups = json ? cJSON_CreateArray() : NULL;
     KVL_TRY(kvl_run_paths_find(n_words, words, &paths));
     KVL_TRY(kvl_alloc(&run, paths.n, sizeof *run));
@@ -217,7 +222,8 @@ static kvl_status compare_devices(size_t n_words, char *const *words, bool json)
         KVL_TRY(kvl_text_append(&run[i].strategy, "", 0));
     }
     for (size_t i = 0; i < paths.n; i++)
-        if (!run[i].printed) KVL_TRY(compare_group(run, paths.n, i, groups));
+        if (!run[i].printed) KVL_TRY(compare_group(run, paths.n, i, groups, &most));
+    if (most < 2) kvl_warn("nothing to compare: no two of these %zu runs differ in nothing but the device", paths.n);
     if (json) KVL_TRY(kvl_json_print(groups));
 done:
     for (size_t i = 0; run && i < paths.n; i++) {

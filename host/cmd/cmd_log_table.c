@@ -18,7 +18,7 @@ static kvl_status run_merge(void *data, size_t n_words, char *const *words)
     size_t n_bad = 0;
     KVL_TRY(kvl_run_paths_find(n_words, words, &paths));
     status = kvl_runs_merge(&paths, args->output, &n_bad);
-    if (status == KVL_OK) printf("%s: %zu runs\n", args->output, paths.n - n_bad);
+    if (status == KVL_OK) printf("%s: %zu %s\n", args->output, paths.n - n_bad, paths.n - n_bad == 1 ? "run" : "runs");
     if (status == KVL_OK && n_bad) status = kvl_fail(KVL_E_FORMAT, "%zu of %zu files could not be read", n_bad, paths.n);
     kvl_run_paths_free(&paths);
 done:
@@ -27,7 +27,7 @@ done:
 
 static const struct kvl_opt merge_options[] = {
     {.name = "output", .letter = 'o', .type = KVL_OPT_TEXT, .offset = offsetof(struct merge_args, output), .metavar = "FILE.h5",
-     .help = "the merged file; an old one is replaced once the new one is whole", .required = true},
+     .help = "the merged file; an old merged file is replaced once the new one is whole", .required = true},
 };
 
 const struct kvl_command kvl_cmd_log_merge = {

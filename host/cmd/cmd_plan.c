@@ -2,6 +2,7 @@
 #include "calibration.h"
 #include "cmd.h"
 #include "log.h"
+#include "mem.h"
 #include "plan_report.h"
 #include "public_models.h"
 #include "runrecord.h"
@@ -42,10 +43,20 @@ static bool is_public(const struct plan *plan) { return plan->public.name[0] != 
 static kvl_status no_such_model(const struct plan *plan)
 {
     struct kvl_text names = {0};
+    const char **name = NULL;
     kvl_status status = KVL_OK;
-    for (size_t i = 0; i < plan->publics.n; i++) KVL_TRY(kvl_text_printf(&names, " %s", plan->publics.model[i].name));
-    status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", plan->args->model, names.data);
+    KVL_TRY(kvl_alloc(&name, plan->publics.n, sizeof *name));
+    for (size_t i = 0; i < plan->publics.n; i++) {
+        name[i] = plan->publics.model[i].name;
+        KVL_TRY(kvl_text_printf(&names, " %s", name[i]));
+    }
+    const char *closest = kvl_closest(plan->args->model, name, plan->publics.n);
+    if (closest)
+        status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor a public model; did you mean \"%s\"? kvlab plan --models lists them", plan->args->model, closest);
+    else
+        status = kvl_fail(KVL_E_USAGE, "\"%s\" is neither a file nor one of the public models:%s", plan->args->model, names.data);
 done:
+    kvl_free(&name);
     kvl_text_free(&names);
     return status;
 }
@@ -115,7 +126,7 @@ done:
 
 static struct kvl_session_config session_config(const struct args *args, const struct kvl_spec *spec)
 {
-    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING};
+    static const enum kvl_protocol protocols[] = {KVL_P1_FAKE_QUANT, KVL_P2_WRITE_THEN_READ, KVL_P3_PREFILL_EXACT, KVL_P4_STREAMING, KVL_P3_PREFILL_EXACT};
     const int64_t ubatch = protocols[args->protocol] == KVL_P4_STREAMING ? 1 : args->ubatch;
     return (struct kvl_session_config){
         .spec = spec,
@@ -347,9 +358,9 @@ static const struct kvl_opt options[] = {
     {.name = "ubatch", .type = KVL_OPT_INT, .offset = AT(ubatch), .metavar = "N", .help = "tokens appended at once (p4: always 1)",
      .fallback = "512", .min = 1, .max = 1 << 20},
     {.name = "protocol", .type = KVL_OPT_CHOICE, .offset = AT(protocol),
-     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 a prompt that was "
-             "compressed after it had been read, p4 what was sealed when its token was written",
-     .fallback = "p2", .choices = "p1|p2|p3|p4"},
+     .help = "what a query reads encoded: p1 everything, p2 what was sealed when its ubatch was written, p3 = compress-then-score a "
+             "prompt that was compressed after it had been read, p4 what was sealed when its token was written",
+     .fallback = "p2", .choices = "p1|p2|p3|p4|compress-then-score"},
     KVL_OPTION_EXACT(struct args),
     {.name = "device", .type = KVL_OPT_TEXT, .offset = AT(device), .metavar = "D",
      .help = "plan for this device's limits: index, part of its name, or cpu|gpu (see kvlab devices); without it no device is opened"},

@@ -15,7 +15,7 @@ static kvl_status run(void *data, size_t n_words, char *const *words)
     size_t n_bad = 0;
     KVL_TRY(kvl_run_paths_find(n_words, words, &paths));
     KVL_TRY(kvl_report_write(&paths, args->output, &n_bad));
-    printf("%s: %zu runs\n", args->output, paths.n - n_bad);
+    printf("%s: %zu %s\n", args->output, paths.n - n_bad, paths.n - n_bad == 1 ? "run" : "runs");
     if (n_bad) status = kvl_fail(KVL_E_FORMAT, "%zu of %zu files could not be read", n_bad, paths.n);
 done:
     kvl_run_paths_free(&paths);

@@ -1,5 +1,6 @@
 #include "eval_run.h"
 #include "calibration.h"
+#include "layer_errors.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,10 +21,28 @@ const struct kvl_opt eval_options[EVAL_KLD_OPTIONS] = {
     EVAL_OPTION_LOSS,
     {.name = "logits", .type = KVL_OPT_INT, .offset = EVAL_AT(logits), .metavar = "N",
      .help = "keep the logits of the first N scored tokens in the run file; log diff compares them", .fallback = "0", .min = 0, .max = 16},
+    {.name = "layer-errors", .type = KVL_OPT_FLAG, .offset = EVAL_AT(layer_errors),
+     .help = "how far encoding and decoding moves each layer's and head's keys and values of the last window, into the run file; report draws it"},
     EVAL_OPTIONS_RUN,
     EVAL_OPTION_BASE,
+    {.name = "base-logits", .type = KVL_OPT_TEXT, .offset = EVAL_AT(base_logits), .metavar = "FOLDER",
+     .help = "keep the base's logits there (4 bytes a scored token and entry of the vocabulary), read those that are there: further runs take half the time"},
 };
 /* clang-format on */
+
+static kvl_status record_layer_errors(struct kvl_record *record, const struct kvl_eval *eval)
+{
+    static const char *const name[KVL_SIDES][2] = {{"key_error", "relative error of decoded keys, of the codec alone"},
+                                                   {"value_error", "relative error of decoded values, of the codec alone"}};
+    kvl_status status = KVL_OK;
+    struct kvl_layer_errors errors = {0};
+    KVL_TRY(kvl_layer_errors_measure(eval, eval->layout.context ? eval->layout.context : eval->layout.n_ctx, &errors));
+    for (int side = 0; side < KVL_SIDES; side++)
+        KVL_TRY(kvl_record_layer_map(record, name[side][0], name[side][1], errors.n_layer, errors.n_stream, errors.error[side]));
+done:
+    kvl_layer_errors_free(&errors);
+    return status;
+}
 
 static kvl_status run_recorded(const struct eval_args *args, const struct eval_kind *kind, struct kvl_eval *eval)
 {
@@ -54,6 +73,7 @@ static kvl_status run_recorded(const struct eval_args *args, const struct eval_k
     kvl_status status = kvl_record_open(&config, &record);
     if (status != KVL_OK) return status;
     status = kind->measure(args, eval, record);
+    if (status == KVL_OK && args->layer_errors) status = record_layer_errors(record, eval);
     return kvl_record_close(&record, status);
 }
 
@@ -85,6 +105,7 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind, 
     config.base = base;
     config.ubatch = (uint32_t)args->ubatch;
     config.measure_loss = args->loss;
+    config.base_logits = args->base_logits;
     config.keep_logits = (uint32_t)args->logits;
     config.exact = args->exact;
     config.allow_long = args->allow_long;

@@ -141,12 +141,31 @@ void kvl_help_overview(void)
     print_pairs("environment", environment, sizeof environment / sizeof *environment);
 }
 
+bool kvl_help_family(const char *first)
+{
+    const size_t size = strlen(first);
+    size_t n = 0;
+    int width = 0;
+    for (size_t i = 0; i < kvl_n_commands; i++) {
+        const char *name = kvl_commands[i]->name;
+        if (strncmp(name, first, size) == 0 && name[size] == ' ' && (int)strlen(name) > width) width = (int)strlen(name);
+    }
+    for (size_t i = 0; width > 0 && i < kvl_n_commands; i++) {
+        const char *name = kvl_commands[i]->name;
+        if (strncmp(name, first, size) != 0 || name[size] != ' ') continue;
+        if (n++ == 0) printf("kvlab %s is several commands (each --help says more):\n", first);
+        print_row(name, width, kvl_commands[i]->summary);
+    }
+    return n > 0;
+}
+
 static kvl_status run_help(void *args, size_t n_words, char *const *words)
 {
     if (n_words == 0) {
         kvl_help_overview();
         return KVL_OK;
     }
+    if (n_words == 1 && kvl_help_family(words[0])) return KVL_OK;
     int n_used;
     const struct kvl_command *command = kvl_cmd_find((int)n_words, words, &n_used);
     if (command) kvl_help_command(command);

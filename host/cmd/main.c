@@ -137,6 +137,7 @@ static kvl_status run(int argc, char **argv)
         return KVL_OK;
     }
     if (argv[1][0] == '-') return kvl_fail(KVL_E_USAGE, "the command comes first, then its options: kvlab COMMAND %s", argv[1]);
+    if (argc == 3 && is_one_of(argv[2], "--help", "-h") && kvl_help_family(argv[1])) return KVL_OK;
     int n_words;
     const struct kvl_command *command = kvl_cmd_find(argc - 1, argv + 1, &n_words);
     return command ? run_command(command, argc - n_words, argv + n_words) : KVL_E_USAGE;

@@ -83,8 +83,14 @@ kvl_status kvl_grid_load(const char *path, struct kvl_grid **out)
     config.log_ctx = &log;
     const cyaml_err_t error = cyaml_load_data((const uint8_t *)text, size, &config, &grid_schema, &grid, NULL);
     if (error != CYAML_OK) {
-        status = kvl_fail(error == CYAML_ERR_OOM ? KVL_E_MEMORY : KVL_E_USAGE, "%s: %s: %s", path, cyaml_strerror(error),
+        const char *why = cyaml_strerror(error);
+        const bool said = log.size && strncmp(log.data, why, strlen(why)) == 0; /* the log begins with the same words */
+        status = kvl_fail(error == CYAML_ERR_OOM ? KVL_E_MEMORY : KVL_E_USAGE, "%s: %s%s%s", path, said ? "" : why, said ? "" : ": ",
                           log.size ? log.data : "no line known");
+        goto done;
+    }
+    if (grid == NULL) {
+        status = kvl_fail(KVL_E_USAGE, "%s: the file holds nothing; wanted a grid, of which kvlab sweep --help shows one", path);
         goto done;
     }
     *out = grid;

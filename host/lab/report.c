@@ -2,8 +2,11 @@
 #include "log.h"
 #include "page.h"
 #include "runrecord.h"
+#include "runtable.h"
 #include <cjson/cJSON.h>
 
+/* Groups that the page does not show, most of a file. */
+static const char *const not_shown[] = {"/steps", "/logits", "/tokens", "/evictions/positions", "/evictions/gone"};
 /* Values of an array that the page gets: all layers and heads, kernels and chunks of real runs. */
 enum { MOST_VALUES = 1 << 16 };
 
@@ -11,9 +14,8 @@ static kvl_status add_run(cJSON *runs, const char *path)
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
-    KVL_TRY(kvl_runfile_read(path, MOST_VALUES, &tree));
-    cJSON_DeleteItemFromObject(tree, "/steps"); /* the page shows neither, and they are most of a file */
-    cJSON_DeleteItemFromObject(tree, "/logits");
+    KVL_TRY(kvl_run_read(path, MOST_VALUES, &tree));
+    for (size_t i = 0; i < sizeof not_shown / sizeof *not_shown; i++) cJSON_DeleteItemFromObject(tree, not_shown[i]);
     if (cJSON_AddItemToArray(runs, tree))
         tree = NULL;
     else

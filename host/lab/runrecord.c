@@ -490,6 +490,22 @@ done:
     return status;
 }
 
+kvl_status kvl_record_layer_map(struct kvl_record *r, const char *name, const char *long_name, uint32_t n_layer, uint32_t n_stream, const double *values)
+{
+    kvl_status status = KVL_OK;
+    const uint64_t dims[] = {n_layer, n_stream};
+    const char *const dim_names[] = {"layer", n_stream == r->config.model->dims.n_kv_head ? "head" : "stream"};
+    struct kvl_text path = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < (size_t)n_layer * n_stream; i++) n += !isnan(values[i]);
+    if (r->file == NULL || n == 0) return KVL_OK;
+    KVL_TRY(kvl_text_printf(&path, "/layers/%s", name));
+    KVL_TRY(kvl_runfile_array(r->file, path.data, "1", long_name, KVL_COL_F64, 2, dims, dim_names, values));
+done:
+    kvl_text_free(&path);
+    return status;
+}
+
 kvl_status kvl_record_summary(struct kvl_record *r, const struct kvl_fact *facts, size_t n)
 {
     return r->file ? put_facts(r->file, "/quality", facts, n) : KVL_OK;

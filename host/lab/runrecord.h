@@ -61,6 +61,8 @@ kvl_status kvl_record_running(struct kvl_record *record, struct kvl_session *ses
 kvl_status kvl_record_row(struct kvl_record *record, const union kvl_cell *cells);
 /* /logits: of the first n scored tokens of a window. Once a file. */
 kvl_status kvl_record_logits(struct kvl_record *record, uint64_t chunk, uint32_t n, uint32_t n_vocab, const float *logits);
+/* A map of /layers, values [n_layer][n_stream]; nothing if all of it is NaN. */
+kvl_status kvl_record_layer_map(struct kvl_record *record, const char *name, const char *long_name, uint32_t n_layer, uint32_t n_stream, const double *values);
 /* Attributes of /quality. NaN (not defined for this run) is left out. */
 kvl_status kvl_record_summary(struct kvl_record *record, const struct kvl_fact *facts, size_t n);
 /* /memory: bytes by class and layer from the ledger, and the session's cache. Call while the sessions are alive, at their fullest.

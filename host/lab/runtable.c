@@ -315,12 +315,39 @@ done:
 static const char *const merged_groups[] = {"/runs", "/quality", "/bench", "/kernels"};
 enum { RUNS, N_MERGED = 4 };
 
+static bool is_merged(const cJSON *tree)
+{
+    const cJSON *runs = cJSON_GetObjectItem(tree, merged_groups[RUNS]);
+    return runs != NULL && cJSON_GetArraySize(runs) > 0;
+}
+
+kvl_status kvl_run_read(const char *path, size_t most, cJSON **tree)
+{
+    const kvl_status status = kvl_runfile_read(path, most, tree);
+    if (status != KVL_OK || !is_merged(*tree)) return status;
+    cJSON_Delete(*tree);
+    *tree = NULL;
+    return kvl_fail(KVL_E_FORMAT, "%s: it holds merged runs; give the run files themselves", path);
+}
+
+/* Nobody's run file may be lost by a slip in -o. */
+static kvl_status check_replaced(const char *out)
+{
+    struct stat info;
+    cJSON *tree = NULL;
+    if (stat(out, &info) != 0) return KVL_OK;
+    const bool merged = kvl_runfile_read(out, 1, &tree) == KVL_OK && is_merged(tree);
+    cJSON_Delete(tree);
+    kvl_error_clear();
+    return merged ? KVL_OK : kvl_fail(KVL_E_USAGE, "%s is there and no merged file: log merge replaces only its own; choose another name", out);
+}
+
 static kvl_status add_file(struct kvl_runtable table[N_MERGED], const char *path)
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
     const size_t run = table[RUNS].n_rows;
-    KVL_TRY(kvl_runfile_read(path, KVL_RUNTABLE_VALUES, &tree));
+    KVL_TRY(kvl_run_read(path, KVL_RUNTABLE_VALUES, &tree));
     KVL_TRY(kvl_runtable_add_run(&table[RUNS], path, tree));
     for (int g = RUNS + 1; g < N_MERGED; g++) KVL_TRY(kvl_runtable_add_rows(&table[g], merged_groups[g], run, tree));
 done:
@@ -354,6 +381,7 @@ kvl_status kvl_runs_merge(const struct kvl_run_paths *paths, const char *out, si
     struct kvl_runtable table[N_MERGED] = {{0}};
     struct kvl_text fresh = {0};
     *n_bad = 0;
+    KVL_TRY(check_replaced(out));
     for (size_t i = 0; i < paths->n; i++) {
         status = add_file(table, paths->path[i]);
         if (status == KVL_E_MEMORY) goto done;

@@ -13,6 +13,9 @@ struct kvl_run_paths {
 kvl_status kvl_run_paths_find(size_t n_words, char *const *words, struct kvl_run_paths *out);
 void kvl_run_paths_free(struct kvl_run_paths *paths);
 
+/* kvl_runfile_read, but refuses a file of merged runs. */
+kvl_status kvl_run_read(const char *path, size_t most, struct cJSON **tree);
+
 struct kvl_runtable_column {
     char name[96];
     enum kvl_column_type type; /* what all its cells fit into: U64, I64, F64 or TEXT */

@@ -71,6 +71,8 @@ expect 2 'kvlab: error: unknown command "devcies"; did you mean "devices"[?]' de
 expect 2 'kvlab: error: unknown command "evla"; did you mean "eval ppl"[?]' evla ppl
 expect 2 'kvlab: error: unknown command "nonesuch"; kvlab --help*' nonesuch
 expect 2 'kvlab: error: kvlab eval is one of several commands: eval ppl, *' eval
+expect 0 'kvlab log is several commands*log show *what a run file says*log export *' log --help
+expect 0 'kvlab eval is several commands*eval ppl *eval stream *' help eval
 expect 2 'kvlab: error: kvlab log is one of several commands: *log show*' log nonesuch
 expect 2 'kvlab: error: the command comes first*' --quiet devices
 expect 2 'kvlab: error: kvlab devices takes only options, found "x"' devices x

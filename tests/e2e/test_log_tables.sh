@@ -79,6 +79,8 @@ cp runs/b.h5 runs/b2.h5
 [[ $(get devices.json '[len(g["devices"]) for g in r]') == "[1, 2, 1, 1, 1, 1]" ]] || fail "devices: $(cat devices.json)"
 [[ $(get devices.json '[d["verdict"] for d in r[1]["devices"]]') == "['equal', 'equal']" ]] || fail "devices: $(cat devices.json)"
 grep -q 'same top1' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fail "the table of devices"
+grep -q ' reference ' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fail "the first row is the reference"
+"$program" log diff --devices runs/a.h5 >/dev/null 2>err && grep -q 'nothing to compare' err || fail "one run of its kind: $(cat err)"
 rm runs/b2.h5
 
 # --- export ---
@@ -104,6 +106,22 @@ PYTHON
 
 # --- merge ---
 "$program" log merge runs -o all.h5 >out || fail "merge"
+# Nobody's file is lost by a slip in -o, and merged files are not runs.
+sha256sum runs/a.h5 >sum
+echo text >other
+for file in runs/a.h5 other; do
+    rc=0
+    "$program" log merge runs/a.h5 -o "$file" 2>err || rc=$?
+    [[ $rc == 2 ]] && grep -q "^kvlab: error: $file is there and no merged file" err || fail "merging over $file: exit code $rc: $(cat err)"
+done
+sha256sum --quiet --check sum && [[ $(cat other) == text ]] || fail "a file was lost"
+for command in "log merge all.h5 -o twice.h5" "report all.h5 -o twice.html"; do
+    rc=0
+    "$program" $command 2>err || rc=$?
+    [[ $rc == 1 && ! -e twice.h5 && ! -e twice.html ]] && grep -q 'all.h5: it holds merged runs' err || fail "$command: exit code $rc: $(cat err)"
+done
+[[ $("$program" log merge runs/a.h5 -o one.h5) == "one.h5: 1 run" ]] || fail "one run"
+rm sum other one.h5
 echo broken >runs/broken.h5
 rc=0
 "$program" log merge runs -o all.h5 >out 2>err || rc=$?

@@ -87,7 +87,9 @@ for name in $names; do
 done
 
 # --- refusals ---
-refused 2 'neither a file nor one of the public models' -m llama-3 -c 64
+refused 2 'neither a file nor one of the public models' -m nothing-like-it -c 64
+refused 2 'did you mean "llama-3-70b"?' -m llama3-70b -c 64
+"$program" plan -m smollm2-135m -c 64 --protocol compress-then-score --json >plan.json && [[ $(get plan.json 'r["protocol"]') == p3 ]] || fail "a protocol by its name"
 refused 2 'needs --ctx' -m llama-3-8b
 refused 2 'did you mean' -m llama-3-8b -c 64 --kv int44
 refused 2 'layer' -m smollm2-135m -c 64 --kv "int4 @30-31 kv=f16"

@@ -14,12 +14,13 @@ cd "$work"
 fail() { echo "FAILED: $*"; exit 1; }
 model=$root/data/models/tiny.gguf
 for kv in f16 int8 int4 "sink=2 window=24"; do "$program" eval kld -m "$model" -f "$root/LICENSE" -c 64 --chunks 17 --kv "$kv" --profile -o "runs/${kv#* }.h5" &>/dev/null; done
+"$program" eval kld -m "$model" -f "$root/LICENSE" --kv "int4 keep=h2o budget=uniform(kept=0.5)" --protocol compress-then-score --context 48 --score 16 --chunks 3 --loss --layer-errors -o runs/h2o.h5 &>/dev/null
 hostile='<img src=x onerror=console.error(1)><!--.h5'
 "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 2 -o "runs/$hostile" &>/dev/null
 "$program" bench -m "$model" -p 16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
 
 "$program" report runs -o page.html >out || fail "report"
-[[ $(cat out) == "page.html: 6 runs" ]] || fail "$(cat out)"
+[[ $(cat out) == "page.html: 7 runs" ]] || fail "$(cat out)"
 ! grep -oE '(src|href)="?(https?:)?//' page.html || fail "the page loads something"
 
 browse() { # ARGUMENT...: stderr in err; fails on a console message
@@ -51,18 +52,18 @@ result = json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom,
 assert result["hidden"] == [], result
 assert len(result["painted"]) == 3 and min(result["painted"]) > 2000, result
 up = [float(x) for x in result["up"].split()]
-assert result["sort"] == "ascending" and len(up) == 5 and up == sorted(up) and [float(x) for x in result["down"].split()] == up[::-1], result
+assert result["sort"] == "ascending" and len(up) == 6 and up == sorted(up) and [float(x) for x in result["down"].split()] == up[::-1], result
 
 def table(name):
     body = re.search(rf'<section id="{name}">.*?<tbody>(.*?)</tbody>', dom, re.S).group(1)
     cell = r'<td data-key="(\w+)"(?: data-value="([^"]*)")?[^>]*>(.*?)</td>'
     return [{k: float(v) if v else html.unescape(t) for k, v, t in re.findall(cell, row, re.S)} for row in re.findall(r"<tr>(.*?)</tr>", body, re.S)]
 
-runs = {row["file"]: row for row in table("runs")}
-assert sorted(runs) == sorted(glob.glob("runs/*.h5")), list(runs)
+runs = {row["name"]: row for row in table("runs")}
+assert sorted(f"runs/{name}" for name in runs) == sorted(glob.glob("runs/*.h5")), list(runs) # named without the folder that all are in
 checked = 0
 for path, row in runs.items():
-    f = h5py.File(path)
+    f = h5py.File(f"runs/{path}")
     for key, value in row.items():
         group, _, name = key.partition("_")
         if isinstance(value, float):
@@ -70,17 +71,17 @@ for path, row in runs.items():
             assert math.isclose(value, f[group].attrs[name], rel_tol=5e-16), (path, key, value, f[group].attrs[name])
             checked += 1
 bench = h5py.File("runs/bench.h5")["bench"]
-speeds = [r["tokens_per_s"] for r in table("speeds") if r["file"] == "runs/bench.h5"]
+speeds = [r["tokens_per_s"] for r in table("speeds") if r["file"] == "bench.h5"]
 same = lambda a, b: len(a) == len(b) and all(math.isclose(x, y, rel_tol=5e-16) for x, y in zip(a, b))
 assert same(speeds, bench["tokens_per_s"]), speeds
-kernels = [r["ns_sum"] for r in table("kernels") if r["file"] == "runs/f16.h5"]
+kernels = [r["ns_sum"] for r in table("kernels") if r["file"] == "f16.h5"]
 assert same(kernels, h5py.File("runs/f16.h5")["kernels/ns_sum"]), kernels
 assert "<img" not in dom and "&lt;img src=x" in dom
 print(f"{checked} numbers of {len(runs)} runs, {len(speeds)} speeds and {len(kernels)} kernel times are those of the files")
 PYTHON
 # Keys, controls, commands, print: a browser that is driven.
 python3 - "$browser" "$root/tests/e2e" <<'PYTHON' || fail "the page by keyboard and in print"
-import glob, os, re, shutil, subprocess, sys
+import glob, math, os, re, shutil, subprocess, sys, h5py
 sys.path.append(sys.argv[2])
 from browser import Browser
 page = Browser(sys.argv[1], os.path.abspath("profile2"), f"file://{os.path.abspath('page.html')}")
@@ -108,7 +109,7 @@ try:
     up = [float(value) for value in order() if value]
     page.press(" ", "Space")
     down = [float(value) for value in order() if value]
-    assert len(up) == 5 and up == sorted(up) and down == up[::-1], (up, down)
+    assert len(up) == 6 and up == sorted(up) and down == up[::-1], (up, down)
 
     page.run("document.querySelectorAll('#quality select').forEach((e) => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })")
     shapes = dict(page.run("Chart.getChart(document.querySelector('#quality canvas')).data.datasets.map((s) => [s.label, s.pointStyle])"))
@@ -116,15 +117,38 @@ try:
         "int8 (control: uniform quantization)": "rect", "int4 (control: uniform quantization)": "rect", "sink=2 window=24 (control: recency)": "triangle",
         "control: uniform quantization": None} and shapes["f16"] == "circle", shapes
     assert page.run("document.getElementById('missing').textContent") == "Controls that these runs lack: oracle (best tokens, chosen afterwards)."
+    # snapkv(window=4) has a window of its own, and is no control
+    labels = page.run("[...document.querySelectorAll('#quality .legend li')].map((e) => e.textContent)")
+    assert [label.split()[0] for label in labels] == [str(i + 1) for i in range(len(labels))] and len(labels) == 4, labels
     for figure, n in (("quality", 4), ("roofline", 1)):
         command = page.run(f"document.querySelector('#{figure} .repeat code').textContent")
         assert command.count(" &&\n") == n and command.endswith(" report runs -o page.html") and "eval kld" in command, command
+
+    # Heat maps of the run that evicts: what each layer and head keeps, loses and rounds; means over evictions are those of the file.
+    run = page.run("[...document.querySelectorAll('#heat select')[0].options].findIndex((o) => o.textContent.includes('h2o.h5'))")
+    choose = lambda which, index: page.run(f"(() => {{ const e = document.querySelectorAll('#heat select')[{which}]; e.selectedIndex = {index}; e.dispatchEvent(new Event('change')); }})()")
+    choose(0, run)
+    maps = page.run("[...document.querySelectorAll('#heat select')[1].options].map((o) => o.textContent)")
+    file = h5py.File("runs/h2o.h5")
+    wanted = [*(f"{file['evictions'][name].attrs['long_name'].decode()}, mean over evictions" for name in ("kept", "mass_lost", "output_error")), file["layers/key_error"].attrs["long_name"].decode()]
+    assert all(title in maps for title in wanted) and sum("by position" in title for title in maps) == 1, maps
+    cells = lambda: [[float(x) for x in row] for row in page.run("[...document.querySelectorAll('#heat tbody tr')].map((r) => [...r.querySelectorAll('td')].map((c) => c.title.split(': ')[1].replace(',', '')))")]
+    def near(a, b): return len(a) == len(b) and all(len(x) == len(y) and all(math.isclose(p, q, rel_tol=1e-5) for p, q in zip(x, y)) for x, y in zip(a, b))
+    layer, head, lost = (file["evictions"][name][:] for name in ("layer", "head", "mass_lost"))
+    choose(1, maps.index(wanted[1]))
+    assert near(cells(), [[lost[(layer == l) & (head == h)].mean() for l in range(3)] for h in range(2)]), cells() # heads down, layers across
+    choose(1, maps.index(wanted[3]))
+    assert near(cells(), file["layers/key_error"][:].T.tolist()), cells()
+    choose(1, next(i for i, title in enumerate(maps) if "by position" in title))
+    budget, first, position = (file["layers"][name][:].astype(int) for name in ("budget", "kept_first", "kept_position"))
+    share = [[sum(position[first[l, h]:first[l, h] + budget[l, h]].tolist().count(p) for h in range(2) for p in (2 * b, 2 * b + 1)) / 4 for b in range(24)] for l in range(3)]
+    assert near(cells(), share), (cells(), share)
 
     open("print.pdf", "wb").write(page.print_pdf())
     if shutil.which("pdftotext"):
         text = subprocess.run(["pdftotext", "-layout", "print.pdf", "-"], stdout=subprocess.PIPE, text=True, check=True).stdout
         assert all(os.path.basename(file) in re.sub(r"\s+", "", text) for file in glob.glob("runs/int*.h5")), text[:2000]
-        assert text.count("config_hash") == 6, f"details are open {text.count('config_hash')} times in print"
+        assert text.count("config_hash") == 7, f"details are open {text.count('config_hash')} times in print"
     assert page.messages == [], page.messages
     print(f"{len(reached)} controls by keyboard; {os.path.getsize('print.pdf')} bytes in print")
 finally:

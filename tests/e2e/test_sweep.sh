@@ -29,7 +29,9 @@ printf '%s\nkvs: [f16]\n' "$head" >grid.yaml && refused 'Unexpected key: kvs' &&
 printf '%s\nkv: {a: b}\n' "$head" >grid.yaml && refused "'kv' (line: 5"
 printf '%s\nkv: [f16\n' "$head" >grid.yaml && refused "'kv' (line: 5"
 printf '%s\ncells:\n  - {kv: f16}\n  - {kvv: f16}\n' "$head" >grid.yaml && refused 'Unexpected key: kvv' && grep -q "'cells' (line: [56]" err || fail "line: $(cat err)"
-printf 'command: eval ppl\n' >grid.yaml && refused 'Missing required mapping field: name'
+printf 'command: eval ppl\n' >grid.yaml && refused 'grid.yaml: Missing required mapping field: name'
+: >grid.yaml && refused 'the file holds nothing'
+printf '# only this\n---\n' >grid.yaml && refused 'grid.yaml: '
 printf 'name: ../t\ncommand: eval ppl\n' >grid.yaml && refused 'names a folder'
 printf '%s\nctx: [64, abc]\n' "$head" >grid.yaml && refused 'ctx=abc: option --ctx: wanted an integer'
 printf '%s\nkv: [int88]\n' "$head" >grid.yaml && refused 'kv=int88: --kv: unknown codec'

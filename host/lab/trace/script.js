@@ -151,7 +151,7 @@ function play() {
 }
 
 get("about").textContent = `${page.model}, cache ${page.kv}, ${page.device}. `;
-get("about").append(element("code", {}, page.command));
+get("about").after(element("details", {}, element("summary", {}, "The command that made this page"), element("code", {}, page.command)));
 get("step").max = page.steps.length - 1;
 get("step").addEventListener("input", () => go(+get("step").value));
 for (const [id, to] of [["first", () => 0], ["back", () => at - 1], ["next", () => at + 1], ["last", () => page.steps.length - 1]]) get(id).addEventListener("click", () => go(to()));
