@@ -119,6 +119,7 @@ static const struct frozen layout[] = {
     AT(kvl_score_needs, repeat_first, 32),
     AT(kvl_score_needs, repeat_later, 40),
     AT(kvl_score_needs, repeat_tail, 48),
+    AT(kvl_score_needs, recent_queries, 56),
 
     AT(kvl_numbers, n, 0),
     AT(kvl_numbers, value, 8),
@@ -155,6 +156,9 @@ static const struct frozen layout[] = {
     AT(kvl_score_input, rope_freq, 128),
     AT(kvl_score_input, witness, 136), /* from here on: ABI 1.2 */
     AT(kvl_score_input, n_witness, 144),
+    AT(kvl_score_input, position, 152),
+    AT(kvl_score_input, n_seen, 160),
+    AT(kvl_score_input, next, 164),
 
     AT(kvl_score, needs, 96),
     AT(kvl_score, ref, 104),
