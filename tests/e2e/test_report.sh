@@ -100,7 +100,7 @@ try:
     before = page.run("document.activeElement.value")
     page.press("ArrowDown")
     assert page.run("document.activeElement.value") != before, "ArrowDown chooses nothing"
-    tab_to("e.tagName === 'SUMMARY' && e.closest('#quality')")
+    tab_to("e.tagName === 'SUMMARY' && e.closest('#quality .repeat')")
     page.press("Enter")
     assert page.run("document.querySelector('#quality .repeat').open") is True, "Enter opens nothing"
     tab_to("e.textContent === 'perplexity'")
