@@ -28,7 +28,7 @@ command: eval kld
 models: [{model}]
 texts: [data/text/wiki.test.raw]
 ctx: [512]
-options: [--chunks=16, --exact, --base=f16]
+options: [--chunks=16, --exact, --base=f16, --base-logits=runs/base_logits]
 kv:
 {cells}
 """

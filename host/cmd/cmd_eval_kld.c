@@ -1,5 +1,6 @@
 /* kvlab eval kld: how far a cache strategy moves the model's predictions from those with a base cache. */
 #include "eval_run.h"
+#include <math.h>
 #include <stdio.h>
 
 static void print_table(const struct kvl_record *record, const struct kvl_eval *eval, const struct kvl_eval_kld *r)
@@ -17,7 +18,9 @@ static void print_table(const struct kvl_record *record, const struct kvl_eval *
     printf("same top1 %.3f +/- %.3f %%\n", 100.0 * r->same_top1, 100.0 * r->same_top1_se);
     printf("rms dp    %.3f %%\n", 100.0 * r->rms_dp);
     eval_print_bins(&r->spec);
-    printf("prefill   %.1f tokens/s, base %.1f\n", r->spec.tokens_per_s, r->base_tokens_per_s);
+    printf("prefill   %.1f tokens/s, base ", r->spec.tokens_per_s);
+    if (isnan(r->base_tokens_per_s)) puts("read from --base-logits");
+    else printf("%.1f\n", r->base_tokens_per_s);
 }
 
 static kvl_status measure(const struct eval_args *args, struct kvl_eval *eval, struct kvl_record *record)

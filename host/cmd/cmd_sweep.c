@@ -184,7 +184,7 @@ done:
 /* Options that change where the results go or what is kept beside them, and not what they are. */
 static bool is_about_output(const char *name)
 {
-    static const char *const names[] = {"output", "json", "no-run-file", "csv", "md", "logits", "layer-errors"};
+    static const char *const names[] = {"output", "json", "no-run-file", "csv", "md", "logits", "layer-errors", "base-logits"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;

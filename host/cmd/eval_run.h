@@ -6,7 +6,7 @@
 
 /* Begins the argument struct of each of them. */
 struct eval_args {
-    const char *model, *file, *kv, *base, *device, *output;
+    const char *model, *file, *kv, *base, *base_logits, *device, *output;
     int64_t n_ctx, chunks, first_chunk, ubatch, context, score, logits;
     int protocol;
     bool exact, allow_long, loss, layer_errors, profile, no_run_file, json;
@@ -44,7 +44,7 @@ struct eval_args {
 /* clang-format on */
 
 /* Those of eval ppl and eval kld. */
-enum { EVAL_PPL_OPTIONS = 20, EVAL_KLD_OPTIONS = EVAL_PPL_OPTIONS + 1 }; /* the last row is --base */
+enum { EVAL_PPL_OPTIONS = 20, EVAL_KLD_OPTIONS = EVAL_PPL_OPTIONS + 2 }; /* the last rows are about the base */
 extern const struct kvl_opt eval_options[EVAL_KLD_OPTIONS];
 
 /* Runs and prints a measurement; the run file, the sessions and the rest are opened and closed around it. */

@@ -53,6 +53,35 @@ void kvl_eval_text_free(struct kvl_eval_text *text) { kvl_free(&text->tokens); }
 
 /* ---- windows ---- */
 
+/* What a base's logits depend on besides program and tokens. */
+static kvl_status base_depends_on(const struct kvl_eval *e, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_eval_config *c = &e->config;
+    const struct kvl_caps *caps = kvl_device_caps(e->rig->device);
+    struct kvl_text base = {0}, tables = {0};
+    KVL_TRY(kvl_spec_resolved(c->base, &base));
+    KVL_TRY(kvl_spec_tables_sha256(c->base, &tables));
+    KVL_TRY(kvl_text_printf(out, "device=%s %s %s %s\nmodel=%s\nbase=%s\ntables=%s\nprotocol=%s\nexact=%d\nubatch=%u\nn_ctx=%u\ncontext=%u\nfirst_scored=%u\n", caps->platform,
+                            caps->name, caps->driver, caps->version, e->rig->model->sha256, base.data, tables.size ? tables.data : "", kvl_protocol_name[c->protocol], c->exact,
+                            c->ubatch, c->n_ctx, e->layout.context, e->layout.first_scored));
+done:
+    kvl_text_free(&base);
+    kvl_text_free(&tables);
+    return status;
+}
+
+static kvl_status open_kept(struct kvl_eval *e)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text depends_on = {0};
+    KVL_TRY(base_depends_on(e, &depends_on));
+    KVL_TRY(kvl_base_logits_open(e->config.base_logits, depends_on.data, e->layout.n_scored, e->rig->model->dims.n_vocab, &e->kept));
+done:
+    kvl_text_free(&depends_on);
+    return status;
+}
+
 /* The forward pass gets a window in pieces of whole ubatches, so that the logits of a long window need not fit at once. */
 enum { PIECE_TOKENS = 512 };
 
@@ -133,6 +162,7 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
         KVL_TRY(kvl_alloc(&e->score[role], e->layout.n_scored, sizeof *e->score[role]));
     }
     KVL_TRY(kvl_logprob_new(rig->device, rig->model->dims.n_vocab, max_rows, NULL, &e->logprob));
+    if (c->base && c->base_logits) KVL_TRY(open_kept(e));
     *out = e;
     e = NULL;
 done:
@@ -145,6 +175,7 @@ void kvl_eval_close(struct kvl_eval **eval)
     struct kvl_eval *e = *eval;
     if (!e) return;
     kvl_logprob_free(&e->logprob);
+    kvl_base_logits_close(&e->kept);
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (e->session[role]) kvl_session_free(&e->session[role]);
         kvl_free(&e->score[role]);
@@ -175,12 +206,26 @@ static kvl_status keep_logits(struct kvl_eval *e, uint32_t at, uint32_t n)
     return kvl_buffer_read(kvl_session_logits(e->session[KVL_EVAL_SPEC]), 0, n * row * sizeof *e->logits, e->logits + at * row);
 }
 
+/* Whether this window's logits of the base are read instead of computed. */
+static bool base_known(const struct kvl_eval *e) { return e->kept && kvl_base_logits_known(e->kept); }
+
+static bool computes(const struct kvl_eval *e, int role) { return e->session[role] && !(role == KVL_EVAL_BASE && base_known(e)); }
+
+/* The base's logits of n rows, the at-th scored one first: to where a forward pass would leave them, or from there. */
+static kvl_status exchange_kept(struct kvl_eval *e, uint32_t at, uint32_t n)
+{
+    const size_t size = (size_t)n * e->rig->model->dims.n_vocab * sizeof(float);
+    struct kvl_buffer *logits = kvl_session_logits(e->session[KVL_EVAL_BASE]);
+    float *rows = kvl_base_logits_rows(e->kept, at);
+    return base_known(e) ? kvl_buffer_write(logits, 0, size, rows) : kvl_buffer_read(logits, 0, size, rows);
+}
+
 /* Tokens start .. end - 1 through all sessions, with the logits of n tokens from `first` on. */
 static kvl_status forward_piece(struct kvl_eval *e, uint32_t start, uint32_t end, uint32_t first, uint32_t n, uint64_t ns[KVL_EVAL_ROLES])
 {
     kvl_status status = KVL_OK;
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
-        if (!e->session[role]) continue;
+        if (!computes(e, role)) continue;
         const uint64_t begin = kvl_now_ns();
         KVL_TRY(kvl_session_forward_at(e->session[role], e->window + start, end - start, first - start, n));
         KVL_TRY(kvl_device_finish(e->rig->device));
@@ -203,6 +248,7 @@ static kvl_status run_piece(struct kvl_eval *e, const struct kvl_eval_layout *l,
     const uint32_t first = start > before ? start : before, last = end < past ? end : past, n = last > first ? last - first : 0;
     KVL_TRY(forward_piece(e, start, end, n > 0 ? first : start, n, ns));
     if (n == 0) goto done;
+    if (e->kept) KVL_TRY(exchange_kept(e, first - before, n));
     KVL_TRY(score_rows(e, e->window + first + 1, first - before, n));
     KVL_TRY(keep_logits(e, first - before, n));
 done:
@@ -221,6 +267,7 @@ kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, str
     static const char *const phase[KVL_EVAL_ROLES] = {"window", "base window"};
     kvl_status status = KVL_OK;
     uint64_t ns[KVL_EVAL_ROLES] = {0};
+    if (e->kept) KVL_TRY(kvl_base_logits_begin(e->kept, e->window, l->n_ctx));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
         if (!e->session[role]) continue;
         KVL_TRY(kvl_session_reset(e->session[role]));
@@ -232,10 +279,12 @@ kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, str
         if (start == 0) KVL_TRY(kvl_record_eviction(record, e->session[KVL_EVAL_SPEC]));
     }
     KVL_TRY(kvl_record_running(record, e->session[KVL_EVAL_SPEC]));
+    if (e->kept) KVL_TRY(kvl_base_logits_end(e->kept));
     for (int role = 0; role < KVL_EVAL_ROLES; role++) {
-        if (!e->session[role]) continue;
+        if (!computes(e, role)) continue;
         KVL_TRY(kvl_record_step(record, e->session[role], phase[role], l->n_ctx, ns[role], NULL));
         e->forward_ns[role] += ns[role];
+        e->n_timed[role] += l->n_ctx;
     }
     e->n_forward += l->n_ctx;
 done:
@@ -266,7 +315,7 @@ double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n)
 
 double kvl_eval_tokens_per_s(const struct kvl_eval *e, enum kvl_eval_role role)
 {
-    return e->forward_ns[role] ? (double)e->n_forward * 1e9 / (double)e->forward_ns[role] : 0.0;
+    return e->n_timed[role] ? (double)e->n_timed[role] * 1e9 / (double)e->forward_ns[role] : NAN;
 }
 
 /* ---- bins ---- */

@@ -7,6 +7,7 @@
  * are scored; the first is predicted by the prefill itself, so it is the same for every strategy. */
 #ifndef KVL_EVAL_H
 #define KVL_EVAL_H
+#include "base_logits.h"
 #include "logprob.h"
 #include "runrecord.h"
 #include "session.h"
@@ -54,6 +55,7 @@ struct kvl_eval_config {
     enum kvl_protocol protocol;
     uint32_t keep_logits;               /* scored tokens of the first window whose logits go into the run file */
     uint32_t early;                     /* P3: most tokens of a context that are scored before the compression (kvl_eval_layout) */
+    const char *base_logits;            /* borrowed; folder in which the base's logits are kept for later runs (base_logits.h); NULL: none */
     bool measure_loss;                  /* P3: what evictions cost the scored tokens, into the run file */
     bool exact, allow_long;
 };
@@ -73,6 +75,7 @@ struct kvl_eval {
     const struct kvl_eval_text *text;
     struct kvl_eval_config config; /* chunks resolved, ubatch as used */
     struct kvl_session *session[KVL_EVAL_ROLES];
+    struct kvl_base_logits *kept;                   /* NULL without config.base_logits */
     struct kvl_logprob *logprob;
     struct kvl_eval_layout layout;                  /* of a window of the text */
     int32_t *window;                                /* [n_ctx] the tokens of the window at work */
@@ -81,7 +84,8 @@ struct kvl_eval {
     struct kvl_row_score *early;                    /* [config.early] the same before the compression, so for every cache alike */
     float *logits;                                  /* [config.keep_logits][n_vocab] of the first scored tokens, `spec`'s */
     uint32_t n_logits;                              /* of them there so far */
-    uint64_t forward_ns[KVL_EVAL_ROLES], n_forward; /* time in the forward passes, tokens through each of them */
+    uint64_t n_forward;                             /* tokens of the windows done */
+    uint64_t forward_ns[KVL_EVAL_ROLES], n_timed[KVL_EVAL_ROLES]; /* time in the forward passes, tokens through them: none where base logits were read */
 };
 
 /* Refuses texts, windows and protocols that would measure nothing; the message says what to change. Resolves chunks and ubatch. */
@@ -98,6 +102,7 @@ kvl_status kvl_eval_run(struct kvl_eval *eval, const struct kvl_eval_layout *lay
 
 /* Mean of n tokens' nll. */
 double kvl_eval_mean_nll(const struct kvl_row_score *score, size_t n);
+/* Of the forward passes; NaN if there were none. */
 double kvl_eval_tokens_per_s(const struct kvl_eval *eval, enum kvl_eval_role role);
 
 /* ---- results; every nll is a mean in nats a token, every fraction a fraction ---- */

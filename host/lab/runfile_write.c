@@ -20,9 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef KVL_GIT
-#define KVL_GIT "unknown"
-#endif
+extern const char kvl_revision[]; /* of scripts/revision.cmake */
 
 /* A table of one column gets as many rows a batch as others have cells, or so. */
 enum { SCHEMA_VERSION = 1, BATCH_ROWS = 256, NARROW_BATCH_ROWS = 16 * BATCH_ROWS, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };
@@ -262,7 +260,7 @@ static kvl_status describe_root(struct kvl_runfile *f, const char *command_line)
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "title", "kvlab run", 0));
     KVL_TRY(kvl_runfile_integer(f, "/", "schema_version", SCHEMA_VERSION));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "command_line", command_line, 0));
-    KVL_TRY(kvl_h5_set_text(f->part, f->file, "git", KVL_GIT, 0));
+    KVL_TRY(kvl_h5_set_text(f->part, f->file, "git", kvl_revision, 0));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "host", host, 0));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "status", "running", KVL_STATUS_BYTES));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "start", now, TIME_BYTES));

@@ -792,6 +792,64 @@ static void special_values_of_the_others(void **state)
     }
 }
 
+/* The same in whole blocks of codecs whose groups span tokens, and all of them in one block: nothing that is not finite comes back. */
+static void special_values_of_groups(void **state)
+{
+    enum { D = 64, P = 64 };
+    static const struct {
+        float even, odd, wanted_even, wanted_odd, within;
+    } values[] = {{0.0f, -0.0f, 0, 0, 0},           {0.75f, 0.75f, 0.75f, 0.75f, 0},
+                  {1e-40f, -1e-40f, 0, 0, 0},       {NAN, NAN, 0, 0, 0},
+                  {-INFINITY, INFINITY, -65504.0f, 65504.0f, 65504.0f * 0x1p-10f}, {3e38f, 65504.0f, 65504.0f, 65504.0f, 0}};
+    enum { N_VALUES = sizeof values / sizeof *values };
+    static float x[P * D], decoded[P * D];
+    for (size_t i = 0; i < N_GROUPED; i++)
+        for (size_t r = 0; r < 2; r++) {
+            struct bench b = bench_new(grouped[i].name, grouped[i].options, roles[r], D, P);
+            for (size_t v = 0; v < N_VALUES; v++) {
+                for (int k = 0; k < P * D; k++) x[k] = k % 2 ? values[v].odd : values[v].even;
+                encode(&b, 0, P, x);
+                decode(&b, 0, P, decoded);
+                for (int k = 0; k < P * D; k++) {
+                    const float wanted = k % 2 ? values[v].wanted_odd : values[v].wanted_even;
+                    if (!(fabsf(decoded[k] - wanted) <= values[v].within))
+                        fail_msg("%s(%s) of %g: %g, wanted %g", grouped[i].name, grouped[i].options, x[k], decoded[k], wanted);
+                }
+            }
+            for (int k = 0; k < P * D; k++) {
+                const size_t v = (size_t)(k / D) % N_VALUES;
+                x[k] = k % 2 ? values[v].odd : values[v].even;
+            }
+            encode(&b, 0, P, x);
+            decode(&b, 0, P, decoded);
+            for (int k = 0; k < P * D; k++) assert_true(isfinite(decoded[k]));
+            bench_free(&b);
+        }
+}
+
+/* Dropped channels come back as 0, kept ones as f16 has them: finite, whatever came. */
+static void think_keeps_its_channels(void **state)
+{
+    enum { D = 64, N = 3 };
+    float x[N * D], decoded[N * D], slots[D];
+    struct bench b = bench_new("think", "ratio=0.5", KVL_ROLE_K, D, 64);
+    for (int c = 0; c < D; c++) {
+        slots[c] = c % 2 ? (float)(c / 2) : -1.0f;
+        x[c] = c % 4 == 1 ? NAN : 0.3f;
+        x[D + c] = c % 4 == 1 ? INFINITY : -3e38f;
+        x[2 * D + c] = 1e-40f;
+    }
+    b.table = slots;
+    encode(&b, 5, N, x);
+    decode(&b, 5, N, decoded);
+    for (int c = 0; c < D; c++) {
+        assert_true(decoded[c] == (c % 4 == 3 ? kvl_half_to_float(kvl_float_to_half(0.3f)) : 0));
+        assert_true(decoded[D + c] == (c % 2 ? c % 4 == 1 ? 65504.0f : -65504.0f : 0));
+        assert_true(decoded[2 * D + c] == 0);
+    }
+    bench_free(&b);
+}
+
 /* ---- TurboQuant ---- */
 
 /* A random direction times a random length. */
@@ -1083,7 +1141,7 @@ int main(void)
         cmocka_unit_test(ggml_breaks_ties_its_way),
         cmocka_unit_test(fp8_rounds_to_nearest_even),
         cmocka_unit_test(fp8_errors_are_relative),
-        cmocka_unit_test(special_values_of_the_others),
+        cmocka_unit_test(special_values_of_the_others), cmocka_unit_test(special_values_of_groups), cmocka_unit_test(think_keeps_its_channels),
         cmocka_unit_test(rows_of_128_channels), cmocka_unit_test(fp8_bytes_are_exact),
         cmocka_unit_test(turboquant_errs_as_published),
         cmocka_unit_test(turboquant_scores_are_unbiased),

@@ -138,6 +138,36 @@ near "$(get int4.json 'r["ppl_ratio"] * r["ppl_base"]')" "$(get int4.json 'r["pp
 python3 -c 'import sys; sys.exit(not float(sys.argv[1]) < float(sys.argv[2]))' "$(get int8.json 'r["kld_mean"]')" "$(get int4.json 'r["kld_mean"]')" ||
     fail "int8 is not closer to f16 than int4"
 
+# --- logits of the base kept from run to run: the same numbers, read where they are known ---
+kept_kld() { "$program" eval kld -m "$model" -f text --json --no-run-file --base-logits kept "$@" 2>err; }
+same_chunks() { [[ $(get "$1" 'r["chunks"]') == "$(get "$2" 'r["chunks"]')" ]] || fail "--base-logits, $3: other numbers"; }
+files_kept() { [[ $(ls kept | wc -l) == "$1" ]] || fail "--base-logits, $2: $(ls kept | wc -l) files, wanted $1"; }
+kept_kld -c 64 --chunks 3 --kv int4 >written.json
+files_kept 3 "first run"
+[[ $(get written.json 'r["base_prefill_tokens_per_s"] > 0') == True ]] || fail "the base ran without a speed"
+kept_kld -c 64 --chunks 4 --kv int4 >read.json
+same_chunks read.json int4.json "three windows of four read"
+kept_kld -c 64 --chunks 4 --kv int8 >read.json
+same_chunks read.json int8.json "another strategy"
+[[ $(get read.json 'r["base_prefill_tokens_per_s"]') == None ]] || fail "the base did not run and has a speed"
+files_kept 4 "the same base"
+damaged=(kept/*)
+printf x | dd of="${damaged[0]}" bs=1 seek=5000 conv=notrunc 2>/dev/null
+truncate -s 100 "${damaged[1]}"
+kept_kld -c 64 --chunks 4 --kv int8 >read.json
+[[ $(grep -c damaged err) == 2 ]] || fail "two damaged files: $(cat err)"
+same_chunks read.json int8.json "damaged files"
+kept_kld -c 64 --chunks 4 --kv int8 >read.json
+[[ ! -s err ]] || fail "damaged files were not written again: $(cat err)"
+kept_kld -c 64 --chunks 4 --kv int8 --base int8 >read.json
+[[ $(get read.json 'r["kld_mean"]') == 0 ]] || fail "--base-logits, int8 against itself: $(get read.json 'r["kld_mean"]')"
+files_kept 8 "another base"
+for run in 1 2; do kept_kld -c 1400 --allow-long --chunks 1 --kv int8 >long$run.json; done
+same_chunks long1.json long2.json "a window of three pieces"
+for run in 1 2; do kept_kld "${p3[@]}" --kv int8 >p3kept$run.json; done
+same_chunks p3kept1.json p3kept2.json "compress-then-score"
+[[ $(get p3kept2.json 'r["base_prefill_tokens_per_s"]') == None ]] || fail "compress-then-score: the base ran again"
+
 # --- Ctrl-C ---
 for _ in $(seq 40); do cat text; done >long
 "$program" eval ppl -m "$model" -f long -c 64 -o stopped.h5 >out 2>err &
