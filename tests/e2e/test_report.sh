@@ -112,6 +112,8 @@ try:
     assert len(up) == 6 and up == sorted(up) and down == up[::-1], (up, down)
 
     page.run("document.querySelectorAll('#quality select').forEach((e) => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })")
+    assert page.run("document.getElementById('missing').textContent").startswith("Not on a logarithmic axis: f16, at 0. "), "what an axis cannot show is named"
+    page.run("(() => { const e = document.querySelectorAll('#quality select')[2]; e.value = 'linear'; e.dispatchEvent(new Event('change')); })()")
     shapes = dict(page.run("Chart.getChart(document.querySelector('#quality canvas')).data.datasets.map((s) => [s.label, s.pointStyle])"))
     assert {name: shape for name, shape in shapes.items() if "control" in name} == {
         "int8 (control: uniform quantization)": "rect", "int4 (control: uniform quantization)": "rect", "sink=2 window=24 (control: recency)": "triangle",
