@@ -102,6 +102,7 @@ SIGNS = [
           ("int2", 2, BOTH["token", "token"], "int2(group=32,scale=e4m3)", None),
           ("kivi", 2, BOTH["channel", "token"], both(kivi_with("scale=e4m3")), both(kivi_with("scale=e4m3", 16))))],
     *[(f"scales fp8 e4m3, 32 channels < fp16, 64, int{bits}", "channels", bits, f"int{bits}(group=32,scale=e4m3)", f"int{bits}", None, "") for bits in (4, 3, 2)],
+    ("scales fp8 e4m3, group 16 < fp16, 32, kivi", "tokens or channels", 2, both(kivi_with("scale=e4m3", 16)), BOTH["channel", "token"], None, ""),
     *[(f"clip at 0.95 < none, int{bits} with Hadamard", "64 channels", bits, f"quarot{bits}", f"int{bits} rot=hadamard", None, "open") for bits in (4, 3, 2)],
     ("K 4 bits, V 2 < K 2 bits, V 4, Hadamard", "64 channels", "4, 2", sides("int4", "int2", "rot=hadamard"), sides("int2", "int4", "rot=hadamard"), None, ""),
     *[(f"turboquant < Hadamard, int{bits}", "64 channels", bits, f"turboquant{bits}", f"int{bits} rot=hadamard", None, "") for bits in (4, 3, 2)],
