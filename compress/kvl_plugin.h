@@ -74,6 +74,7 @@ enum {
     KVL_CODEC_NEEDS_TABLE = 2, /* shape() asks for a calibration table and calibrate() makes one */
     KVL_CODEC_HAS_SCORES = 4,  /* device body has prepare(), scores() (K) */
     KVL_CODEC_HAS_ACCUMULATE = 8, /* device body has accumulate() (V) */
+    KVL_CODEC_HAS_COLUMNS = 32, /* device body has columns() (K) */
     KVL_CODEC_NO_ROTATION = 16 /* tells channels apart by what they hold: refused with rot= */
 };
 
@@ -180,6 +181,8 @@ struct kvl_score_needs {      /* the host sets struct_size and zeroes the rest *
     uint32_t repeat_tokens;   /* tokens of the prompt a part; the last one may be shorter */
     uint32_t repeat_lead;     /* later requests end with this many tokens, those before the part */
     const char *repeat_first, *repeat_later, *repeat_tail; /* texts, not NULL: the first request, later ones before their lead, the tail */
+    uint32_t recent_queries;  /* of QUERY_STATS, while tokens are decoded: of so many newest queries */
+    uint32_t reserved2;
 };
 
 /* Tokens that pass through the layer after the prompt, see all of it and each other, and leave nothing in the cache. Since ABI 1.2. */
@@ -191,7 +194,8 @@ struct kvl_witness {
 };
 
 /* T tokens, L layers, Hq query heads, H kv heads (query head h reads kv head h / (Hq / H)), D channels, E model width. Keys and queries have
- * RoPE pairs in adjacent channels. Token t stands at position t. */
+ * RoPE pairs in adjacent channels. At the end of a prompt these are its tokens, and t stands at position t. While tokens are decoded these are those that
+ * heads still have, by age, rows as the cache gives them back; where heads have different numbers of tokens there is a call for each, with H = 1. */
 struct kvl_score_input {
     uint32_t struct_size;
     uint32_t layer, n_layer, n_token, n_head, n_kv_head, head_dim, n_embd, rope_dim;
@@ -210,6 +214,9 @@ struct kvl_score_input {
     /* ---- since ABI 1.2 ---- */
     const struct kvl_witness *witness; /* [n_witness] */
     uint32_t n_witness, reserved2;
+    const uint32_t *position; /* [H][T] where tokens stand in the text; NULL: t at t */
+    uint32_t n_seen;          /* tokens of the text so far, gone ones included */
+    uint32_t next;            /* position by which RoPE turns the next query: n_seen, or T with pos=compact */
 };
 
 /* While tokens are decoded, each cached token has a number, and the one with the smallest goes first, of equal ones the newest. */
@@ -227,6 +234,7 @@ struct kvl_score_running { /* the host sets struct_size and zeroes the rest */
     uint32_t is_shared;   /* of attention: summed over all heads, so that all keep the same tokens */
     uint32_t first, newest; /* so many first and newest tokens stay */
     uint32_t parameter;   /* handed to kvl_score_position() */
+    uint32_t by_ref;      /* of SUM: tokens go by what ref() makes of the sums */
 };
 
 struct kvl_score {
@@ -239,8 +247,8 @@ struct kvl_score {
      * keep; a wrapper that keeps whole chunks changes it too. Tokens with FLT_MAX are protected. */
     int (*wrap)(const void *priv, const struct kvl_score_input *in, float *score, uint32_t *target);
     /* ---- since ABI 1.2 ---- */
-    /* How the score goes on while tokens are decoded, for a layer that keeps `target` tokens. NULL: it does not. Non-zero: it cannot with these
-     * options. */
+    /* How the score goes on while tokens are decoded, for a layer that keeps `target` tokens. Non-zero: it cannot with these options. NULL: ref() is called
+     * anew at each eviction, by the host; a score that reads sums of attention needs this. */
     int (*running)(const void *priv, uint32_t target, struct kvl_score_running *out);
 };
 

@@ -47,6 +47,20 @@ static inline const float *kvl_score_row(const struct kvl_score_input *in, const
     return rows + ((size_t)kv_head * in->n_token + t) * in->head_dim;
 }
 
+/* Whether the host says where tokens stand: since it calls ref() while tokens are decoded. */
+static inline int kvl_score_has_positions(const struct kvl_score_input *in)
+{
+    return in->struct_size >= offsetof(struct kvl_score_input, next) + sizeof in->next && in->position != NULL;
+}
+
+/* Queries that have seen token t of a kv head, its own among them. */
+static inline uint32_t kvl_score_seen_by(const struct kvl_score_input *in, uint32_t kv_head, uint32_t t)
+{
+    return kvl_score_has_positions(in) ? in->n_seen - in->position[(size_t)kv_head * in->n_token + t] : in->n_token - t;
+}
+
+static inline uint32_t kvl_score_next(const struct kvl_score_input *in) { return kvl_score_has_positions(in) ? in->next : in->n_token; }
+
 /* Probabilities that query i of query head h gives to the tokens it sees; their number. p has room for T. */
 static inline uint32_t kvl_score_attention(const struct kvl_score_input *in, uint32_t h, uint32_t i, double *p)
 {

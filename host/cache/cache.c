@@ -2,8 +2,10 @@
  * and rewind; pages are written only by kvl_seal and kvl_append, exact rows only by kvl_keep_exact. */
 #include "cache.h"
 #include "compose.h"
+#include "half.h"
 #include "mem.h"
 #include "rotation.h"
+#include "select.h"
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -15,6 +17,14 @@ struct layer_kernels {
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
     struct kvl_kernel *bound_pages, *score_pages, *pick_pages; /* where queries choose pages */
     struct kvl_kernel *evict, *score_new;    /* where tokens go while others are decoded; the second where scores come when tokens are stored */
+    struct kvl_kernel *drop;                 /* where the host says which: evict, with numbers that do not go on */
+};
+
+/* Pages of a layer's side that its streams take from. */
+struct pool {
+    uint64_t *free;  /* [side's pool] of which n_free are */
+    uint32_t n_free;
+    uint32_t *owned; /* [H] */
 };
 
 struct kvl_cache {
@@ -23,6 +33,8 @@ struct kvl_cache {
     struct kvl_buffer **slab;            /* [n_slabs], or [L] of a cache that evicts: a layer's pages, NULL before it is filled */
     struct kvl_buffer *table, *tables, *exact, *partial, *status, *index, *raw, *gone; /* the last three NULL unless tokens go while decoding */
     struct kvl_buffer *bounds, *picks;   /* NULL if no layer chooses pages */
+    struct kvl_buffer *recent;           /* NULL if nothing asks for queries while tokens are decoded */
+    struct pool (*pool)[KVL_SIDES];      /* [L]; unused where a side has none */
     struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
@@ -96,6 +108,20 @@ static kvl_status need_evict(struct kvl_cache *cache, uint32_t l)
     KVL_TRY(kvl_compose_program(cache->device, &cache->plan, layer, "evict.cl", 1, &program));
     if (scores_once(layer)) KVL_TRY(kvl_kernel_get(program, "kvl_score_new", &k->score_new));
     KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->evict));
+done:
+    return status;
+}
+
+static kvl_status need_drop(struct kvl_cache *cache, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    struct layer_kernels *k = &cache->kernels[l];
+    struct kvl_layer_plan layer = cache->plan.layer[l];
+    struct kvl_program *program = NULL;
+    if (k->drop != NULL) return KVL_OK;
+    layer.running = (struct kvl_score_running){0};
+    KVL_TRY(kvl_compose_program(cache->device, &cache->plan, &layer, "evict.cl", 1, &program));
+    KVL_TRY(kvl_kernel_get(program, "kvl_evict", &k->drop));
 done:
     return status;
 }
@@ -190,6 +216,7 @@ static kvl_status allocate(struct kvl_cache *cache)
         KVL_TRY(kvl_buffer_new(device, "newest scores", -1, KVL_MEM_SCRATCH, plan->raw_bytes, true, &cache->raw));
         KVL_TRY(kvl_buffer_new(device, "tokens gone", -1, KVL_MEM_SCRATCH, plan->gone_bytes, false, &cache->gone));
     }
+    if (plan->recent_bytes != 0) KVL_TRY(kvl_buffer_new(device, "newest queries", -1, KVL_MEM_INDEX, plan->recent_bytes, true, &cache->recent));
     if (plan->bounds_bytes != 0) {
         KVL_TRY(kvl_buffer_new(device, "bounds of pages", -1, KVL_MEM_INDEX, plan->bounds_bytes, false, &cache->bounds));
         KVL_TRY(kvl_buffer_new(device, "pages read", -1, KVL_MEM_SCRATCH, plan->picks_bytes, false, &cache->picks));
@@ -201,6 +228,30 @@ static kvl_status allocate(struct kvl_cache *cache)
     KVL_TRY(kvl_buffer_new(device, "attention sums", -1, KVL_MEM_SCRATCH, plan->sum_bytes, false, &cache->sums));
 done:
     return status;
+}
+
+static kvl_status make_pools(struct kvl_cache *cache)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_cache_plan *plan = &cache->plan;
+    KVL_TRY(kvl_alloc(&cache->pool, plan->dims.n_layer, sizeof *cache->pool));
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++) {
+            KVL_TRY(kvl_alloc(&cache->pool[l][s].free, plan->layer[l].side[s].pool, sizeof *cache->pool[l][s].free));
+            KVL_TRY(kvl_alloc(&cache->pool[l][s].owned, plan->layer[l].n_stream, sizeof *cache->pool[l][s].owned));
+        }
+done:
+    return status;
+}
+
+static void free_pools(struct kvl_cache *cache)
+{
+    for (uint32_t l = 0; cache->pool != NULL && l < cache->plan.dims.n_layer; l++)
+        for (int s = 0; s < KVL_SIDES; s++) {
+            kvl_free(&cache->pool[l][s].free);
+            kvl_free(&cache->pool[l][s].owned);
+        }
+    kvl_free(&cache->pool);
 }
 
 kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan, struct kvl_cache **out)
@@ -215,6 +266,7 @@ kvl_status kvl_cache_new(struct kvl_device *device, struct kvl_cache_plan *plan,
     KVL_TRY(kvl_alloc(&cache->sealed, cache->plan.dims.n_layer, sizeof *cache->sealed));
     KVL_TRY(kvl_alloc(&cache->lost, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost));
     KVL_TRY(kvl_alloc(&cache->lost_at_prompt, (size_t)cache->plan.dims.n_layer * cache->plan.dims.n_kv_head, sizeof *cache->lost_at_prompt));
+    KVL_TRY(make_pools(cache));
     KVL_TRY(allocate(cache));
     kvl_cache_reset(cache);
     *out = cache;
@@ -242,6 +294,8 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->gone);
     kvl_buffer_free(&c->bounds);
     kvl_buffer_free(&c->picks);
+    kvl_buffer_free(&c->recent);
+    free_pools(c);
     kvl_cache_plan_free(&c->plan);
     kvl_free(&c->kernels);
     kvl_free(&c->sealed);
@@ -310,18 +364,23 @@ static void push_table(struct call *call, const struct kvl_cache *cache, uint32_
     push(call, KVL_U64(cache->plan.layer[l].table_offset));
 }
 
-/* KVL_VIEW_PARAMS of cl/cache_view.cl. */
-static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
+/* KVL_VIEW_PARAMS of cl/cache_view.cl, of n tokens from `position` on. */
+static void push_view_at(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t position, uint32_t n, uint32_t n_splits)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const int value = kvl_sides(&cache->plan.dims) - 1; /* the side that values are read of */
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        cache->position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
+        position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
         lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
+}
+
+static void push_view(struct call *call, const struct kvl_cache *cache, uint32_t l, uint32_t n, uint32_t n_splits)
+{
+    push_view_at(call, cache, l, cache->position, n, n_splits);
 }
 
 /* KVL_TURN_PARAMS of cl/record.cl. */
@@ -736,11 +795,11 @@ static kvl_status check_groups(const struct kvl_cache *cache, uint32_t l)
     return KVL_OK;
 }
 
-/* Tokens that head h loses behind the step of the token at the cache's position. */
-static uint32_t lost_of_step(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t target)
+/* Tokens that head h loses when `position` tokens have been seen. */
+static uint32_t lost_behind(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t position, uint32_t target)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
-    const uint32_t end = place_of(cache, l, h, cache->position) + 1, sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], end);
+    const uint32_t end = place_of(cache, l, h, position), sealed = kvl_sealed_end(layer, &layer->side[KVL_SIDE_K], end);
     return min_u32(end > target ? end - target : 0, sealed - layer->sink);
 }
 
@@ -779,11 +838,14 @@ static kvl_status eviction_of(struct kvl_cache *cache, uint32_t l, struct evicti
     *out = (struct eviction){0};
     if (layer->cells == 0) return KVL_OK;
     KVL_TRY(need_evict(cache, l));
-    KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &out->target));
-    if (layer->score->running(kvl_spec_layer(cache->plan.config.spec, l)->keep[0].priv, out->target, &running) != 0)
+    *out = (struct eviction){.kernel = cache->kernels[l].evict, .target = UINT32_MAX, .cells = layer->cells,
+                             .slots = {layer->side[KVL_SIDE_K].slots, layer->side[KVL_SIDE_V].slots}};
+    if (!layer->by_host) KVL_TRY(kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &out->target));
+    if (kvl_keep_running(kvl_spec_layer(cache->plan.config.spec, l), out->target, &running) != KVL_OK)
         return kvl_fail(KVL_E_VERIFY, "%s: the plug-in failed without a reason", layer->score->head.name);
-    *out = (struct eviction){cache->kernels[l].evict, out->target, running.first, running.newest, running.parameter, layer->cells,
-                             {layer->side[KVL_SIDE_K].slots, layer->side[KVL_SIDE_V].slots}};
+    out->first = running.first;
+    out->newest = running.newest;
+    out->parameter = running.parameter;
 done:
     return status;
 }
@@ -794,8 +856,8 @@ static bool same_eviction(const struct eviction *a, const struct eviction *b)
            a->cells == b->cells && memcmp(a->slots, b->slots, sizeof a->slots) == 0;
 }
 
-/* Layers l .. l + n - 1: scores go on, and what is too much goes. The heads' own counts follow in advance(). */
-static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, const struct eviction *what)
+/* Layers l .. l + n - 1, behind the token at `position`: scores go on, and what is too much goes. The heads' own counts follow in advance(). */
+static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, const struct eviction *what, uint32_t position)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const size_t group = kvl_compose_group(&cache->plan, kvl_compose_target_of(kvl_device_caps(cache->device)));
@@ -822,7 +884,7 @@ static kvl_status evict_layers(struct kvl_cache *cache, uint32_t l, uint32_t n, 
         push(&call, KVL_U64(layer->exact_offset));
         push(&call, KVL_U64(n > 1 ? layer[1].exact_offset - layer->exact_offset : 0));
     }
-    push_view(&call, cache, l, 1, 1);
+    push_view_at(&call, cache, l, position, 1, 1);
     const struct kvl_work work = {.bytes = (uint64_t)n * longest(cache, layer) * (groups + cache->plan.dims.n_head) * sizeof(float)};
     return launch(cache, what->kernel, groups * group, n, 1, group, work, &call);
 }
@@ -840,7 +902,7 @@ static kvl_status evict_all(struct kvl_cache *cache)
             KVL_TRY(eviction_of(cache, end, &next));
             if (!same_eviction(&what, &next)) break;
         }
-        if (what.kernel != NULL) KVL_TRY(evict_layers(cache, l, end - l, &what));
+        if (what.kernel != NULL) KVL_TRY(evict_layers(cache, l, end - l, &what, cache->position));
     }
 done:
     return status;
@@ -862,6 +924,7 @@ kvl_status kvl_cache_step(struct kvl_cache *cache, uint32_t layer, uint32_t n, s
         return kvl_fail(KVL_E_USAGE, "a cache that evicts begins with a prompt, and there was none yet");
     KVL_TRY(check_groups(cache, owner));
     KVL_TRY(need_store(cache, owner));
+    KVL_TRY(kvl_cache_remember(cache, layer, cache->position, stage, 0, n));
     KVL_TRY(owner == layer ? append(cache, layer, n, stage, rotary, rope_dim, &left_to_attend, &rows) /* 2 records; 3 they are the newest part of the stream; 4 seal what is due */
                            : turn_queries(cache, owner, n, stage, rotary, rope_dim, &rows));
     if (owner == layer) KVL_TRY(bound_pages(cache, layer, n));
@@ -883,9 +946,9 @@ done:
 static void count_lost(struct kvl_cache *cache, uint32_t l)
 {
     uint32_t target;
-    if (cache->plan.layer[l].cells == 0 || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
+    if (cache->plan.layer[l].cells == 0 || cache->plan.layer[l].by_host || kvl_decode_target(&cache->plan, l, cache->position + 1, cache->n_prompt, &target) != KVL_OK) return;
     for (uint32_t h = 0; h < cache->plan.layer[l].n_stream; h++)
-        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_of_step(cache, l, h, target);
+        cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] += lost_behind(cache, l, h, cache->position + 1, target);
 }
 
 void kvl_cache_advance(struct kvl_cache *cache, uint32_t n)
@@ -943,6 +1006,134 @@ kvl_status kvl_cache_launch(struct kvl_cache *cache, uint32_t l, struct kvl_kern
     return launch(cache, kernel, x, y, 1, 1, (struct kvl_work){0}, &call);
 }
 
+/* A layer's part of the page table, and of what stands behind it the first `more` numbers of each head. */
+static kvl_status write_entries(struct kvl_cache *cache, uint32_t l, uint32_t more)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t entries = layer->n_stream * ((uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots + more);
+    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t), entries * sizeof(uint64_t), cache->plan.page_address + layer->table_offset);
+}
+
+/* ---- tokens that go by what the host says: rescore.h ---- */
+
+kvl_status kvl_cache_target(const struct kvl_cache *cache, uint32_t l, uint32_t *target)
+{
+    return kvl_decode_target(&cache->plan, l, cache->position, cache->n_prompt, target);
+}
+
+kvl_status kvl_cache_remember(struct kvl_cache *cache, uint32_t l, uint32_t position, struct kvl_buffer *stage, uint32_t row, uint32_t n)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t bytes = (uint64_t)cache->plan.dims.n_head * cache->plan.dims.head_dim * sizeof(float);
+    for (uint32_t i = n > layer->recent ? n - layer->recent : 0; i < n; i++) {
+        const uint64_t from = (uint64_t)(row + i) * kvl_stage_row(&cache->plan.dims) * sizeof(float), slot = (position + i) % layer->recent;
+        const kvl_status status = kvl_buffer_copy(stage, from, cache->recent, layer->recent_offset * sizeof(float) + slot * bytes, bytes);
+        if (status != KVL_OK) return status;
+    }
+    return KVL_OK;
+}
+
+kvl_status kvl_cache_recent(struct kvl_cache *cache, uint32_t l, uint32_t n, float *q)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint64_t row = (uint64_t)cache->plan.dims.n_head * cache->plan.dims.head_dim;
+    for (uint32_t i = 0, slot, run; i < n; i += run) {
+        slot = (cache->position - n + i) % layer->recent;
+        run = min_u32(n - i, layer->recent - slot);
+        KVL_TRY(kvl_buffer_read(cache->recent, (layer->recent_offset + slot * row) * sizeof *q, run * row * sizeof *q, q + i * row));
+    }
+done:
+    return status;
+}
+
+static uint64_t numbers_at(const struct kvl_layer_plan *layer, uint32_t h)
+{
+    return (layer->index_offset + ((uint64_t)layer->n_stream + h) * layer->cells) * sizeof(float);
+}
+
+kvl_status kvl_cache_numbers(struct kvl_cache *cache, uint32_t l, uint32_t h, float *number)
+{
+    return kvl_buffer_read(cache->index, numbers_at(&cache->plan.layer[l], h), kvl_cache_places(cache, l, h) * sizeof *number, number);
+}
+
+kvl_status kvl_cache_set_numbers(struct kvl_cache *cache, uint32_t l, uint32_t h, const float *number)
+{
+    return kvl_buffer_write(cache->index, numbers_at(&cache->plan.layer[l], h), kvl_cache_places(cache, l, h) * sizeof *number, number);
+}
+
+/* Pages for `count` tokens of each head and those that come before the next eviction. */
+static kvl_status share_pages(struct kvl_cache *cache, uint32_t l, const uint32_t *count)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    uint64_t *entry = cache->plan.page_address + layer->table_offset;
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); entry += (uint64_t)layer->n_stream * layer->side[s++].slots) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        struct pool *pool = &cache->pool[l][s];
+        for (int pass = 0; pass < 2 && side->pool != 0; pass++) /* give back, then take */
+            for (uint32_t h = 0; h < layer->n_stream; h++) {
+                const uint32_t end = kvl_sealed_end(layer, side, count[h] + kvl_decode_step(&cache->plan, l)) - layer->sink, p = side->dims.page_tokens;
+                const uint32_t wanted = min_u32((end + p - 1) / p, side->slots);
+                uint64_t *own = entry + (uint64_t)h * side->slots;
+                while (pass == 0 && pool->owned[h] > wanted) pool->free[pool->n_free++] = own[--pool->owned[h]];
+                if (pass == 1 && wanted > pool->owned[h] + pool->n_free)
+                    return kvl_fail(KVL_E_VERIFY, "layer %u: head %u wants %u pages of %s, and of %u none is left", l, h, wanted, side->codec->head.name, side->pool);
+                while (pass == 1 && pool->owned[h] < wanted) own[pool->owned[h]++] = pool->free[--pool->n_free];
+            }
+    }
+    return KVL_OK;
+}
+
+/* Before a prompt: nobody has any. */
+static void empty_pools(struct kvl_cache *cache, uint32_t l)
+{
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+        struct pool *pool = &cache->pool[l][s];
+        memset(pool->owned, 0, cache->plan.layer[l].n_stream * sizeof *pool->owned);
+        for (pool->n_free = 0; pool->n_free < side->pool; pool->n_free++) pool->free[pool->n_free] = cache->plan.pool_address[side->pool_at + side->pool - 1 - pool->n_free];
+    }
+}
+
+/* The page table, and behind it what each head has lost; what counts along on the device stays. hides [H]: heads of which the next launch sees the sinks alone, as if
+ * nothing were new and nothing could go. */
+static kvl_status write_heads(struct kvl_cache *cache, uint32_t l, const bool *hides)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    uint64_t *entry = cache->plan.page_address + layer->table_offset + layer->n_stream * ((uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots);
+    for (uint32_t h = 0; h < layer->n_stream; h++)
+        entry[h] = hides[h] ? (uint64_t)layer->sink << 32 : cache->lost[(size_t)l * cache->plan.dims.n_kv_head + h] | (uint64_t)UINT32_MAX << 32;
+    return write_entries(cache, l, 1);
+}
+
+kvl_status kvl_cache_drop(struct kvl_cache *cache, uint32_t l, const uint32_t *target)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t heads = layer->n_stream;
+    uint32_t *count = NULL, *lost = cache->lost + (size_t)l * cache->plan.dims.n_kv_head;
+    bool *hides = NULL;
+    KVL_TRY(kvl_alloc(&count, heads, sizeof *count));
+    KVL_TRY(kvl_alloc(&hides, heads, sizeof *hides));
+    KVL_TRY(need_drop(cache, l));
+    for (uint32_t first = 0; first < heads; first++) { /* heads of equal target share a launch */
+        const struct eviction what = {.kernel = cache->kernels[l].drop, .target = target[first]};
+        if (lost_behind(cache, l, first, cache->position, target[first]) == 0) continue;
+        for (uint32_t h = 0; h < heads; h++) hides[h] = target[h] != target[first];
+        KVL_TRY(write_heads(cache, l, hides));
+        KVL_TRY(evict_layers(cache, l, 1, &what, cache->position - 1));
+        for (uint32_t h = 0; h < heads; h++) lost[h] += hides[h] ? 0 : lost_behind(cache, l, h, cache->position, target[h]);
+    }
+    for (uint32_t h = 0; h < heads; h++) count[h] = kvl_cache_places(cache, l, h);
+    KVL_TRY(share_pages(cache, l, count));
+    memset(hides, 0, heads * sizeof *hides);
+    KVL_TRY(write_heads(cache, l, hides));
+done:
+    kvl_free(&count);
+    kvl_free(&hides);
+    return status;
+}
+
 /* ---- a prompt that was compressed ---- */
 
 /* Heads' entries behind the page table while a prompt's tokens are stored. */
@@ -984,12 +1175,7 @@ done:
 
 static kvl_status write_table(struct kvl_cache *cache, uint32_t l)
 {
-    const struct kvl_cache_plan *plan = &cache->plan;
-    const struct kvl_layer_plan *layer = &plan->layer[l];
-    const uint64_t slots = (uint64_t)layer->side[KVL_SIDE_K].slots + layer->side[KVL_SIDE_V].slots;
-    return kvl_buffer_write(cache->table, layer->table_offset * sizeof(uint64_t),
-                            layer->n_stream * (slots + 1 + (layer->cells != 0)) * sizeof(uint64_t),
-                            plan->page_address + layer->table_offset);
+    return write_entries(cache, l, 1 + (cache->plan.layer[l].cells != 0));
 }
 
 /* Positions and ranks of the tokens that stay, and the scores they have. */
@@ -1022,6 +1208,8 @@ kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_
     memset(cache->lost + (size_t)l * cache->plan.dims.n_kv_head, 0, cache->plan.dims.n_kv_head * sizeof *cache->lost);
     KVL_TRY(need_store(cache, l));
     if (kvl_pages_by_layer(&cache->plan)) KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    empty_pools(cache, l);
+    KVL_TRY(share_pages(cache, l, count));
     limit_heads(cache, l, count);
     KVL_TRY(write_table(cache, l));
     KVL_TRY(write_index(cache, l, count, token, sum));
@@ -1149,7 +1337,7 @@ done:
 
 uint64_t kvl_cache_resident(const struct kvl_cache *cache)
 {
-    uint64_t bytes = cache->plan.exact_bytes + cache->plan.table_bytes + cache->plan.index_bytes + cache->plan.bounds_bytes + cache->plan.n_table_floats * sizeof(float);
+    uint64_t bytes = cache->plan.exact_bytes + kvl_plan_index_bytes(&cache->plan) + cache->plan.n_table_floats * sizeof(float);
     for (uint32_t i = 0; i < slab_count(cache); i++) bytes += cache->slab[i] != NULL ? kvl_buffer_bytes(cache->slab[i]) : 0;
     return bytes;
 }
@@ -1180,7 +1368,7 @@ kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASS
         KVL_TRY(kvl_buffer_split(cache->exact, exact));
         bytes[KVL_MEM_PAYLOAD] += exact[KVL_MEM_PAYLOAD];
     }
-    bytes[KVL_MEM_INDEX] += plan->table_bytes + plan->index_bytes + plan->bounds_bytes;
+    bytes[KVL_MEM_INDEX] += kvl_plan_index_bytes(plan);
     bytes[KVL_MEM_TABLE] = plan->n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = kvl_cache_resident(cache);
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];
@@ -1244,16 +1432,13 @@ kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uin
 
 /* ---- for checks ---- */
 
-kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t first, uint32_t count, float *rows)
+/* Places first .. first + count - 1 of every stream, decoded, [streams][count][channels]. */
+static kvl_status decode_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t first, uint32_t count, float *rows)
 {
     kvl_status status = KVL_OK;
     struct kvl_buffer *out = NULL;
-    l = kvl_kv_source(&cache->plan.dims, l);
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint64_t bytes = (uint64_t)layer->n_stream * count * layer->side[side].record.channels * sizeof(float);
-    for (uint32_t h = 0; h < layer->n_stream; h++)
-        if (first < cache->plan.layer[l].sink || first + count > sealed_of(cache, l, side, h))
-            return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u of head %u are)", first, first + count, sealed_of(cache, l, side, h), h);
     KVL_TRY(need_store(cache, l));
     KVL_TRY(kvl_buffer_new(cache->device, "decoded rows", -1, KVL_MEM_SCRATCH, bytes, false, &out));
     struct call call = {0};
@@ -1269,6 +1454,65 @@ kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_sid
     KVL_TRY(kvl_buffer_read(out, 0, bytes, rows));
 done:
     kvl_buffer_free(&out);
+    return status;
+}
+
+kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t first, uint32_t count, float *rows)
+{
+    l = kvl_kv_source(&cache->plan.dims, l);
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    for (uint32_t h = 0; h < layer->n_stream; h++)
+        if (first < layer->sink || first + count > sealed_of(cache, l, side, h))
+            return kvl_fail(KVL_E_USAGE, "tokens %u..%u are not sealed (%u of head %u are)", first, first + count, sealed_of(cache, l, side, h), h);
+    return decode_rows(cache, l, side, first, count, rows);
+}
+
+/* Places of stream h that are in full precision, from the layer's exact rows of the side. */
+static void copy_exact(const struct kvl_cache *cache, uint32_t l, enum kvl_side s, uint32_t h, const uint8_t *exact, float *rows)
+{
+    const struct kvl_side_plan *side = &cache->plan.layer[l].side[s];
+    const size_t stream = (size_t)l * cache->plan.dims.n_kv_head + h, channels = side->record.channels;
+    const uint32_t spin = cache->lost[stream] - cache->lost_at_prompt[stream];
+    struct kvl_segments at;
+    kvl_cache_segments(cache, l, s, h, &at);
+    exact += (uint64_t)h * (cache->plan.layer[l].sink + side->ring) * side->exact_row_bytes;
+    for (uint32_t i = 0; i < at.places; i++) {
+        if (i >= at.sink && i < at.sealed) continue;
+        const uint8_t *row = exact + (i < at.sink ? i : cache->plan.layer[l].sink + (i + spin) % side->ring) * side->exact_row_bytes;
+        if (cache->plan.config.exact) memcpy(rows + i * channels, row, channels * sizeof *rows);
+        for (size_t c = 0; c < channels && !cache->plan.config.exact; c++) {
+            uint16_t half;
+            memcpy(&half, row + c * sizeof half, sizeof half);
+            rows[i * channels + c] = kvl_half_to_float(half);
+        }
+    }
+}
+
+kvl_status kvl_cache_held_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side s, uint32_t stride, float *rows)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const struct kvl_side_plan *side = &layer->side[s];
+    const size_t channels = side->record.channels, exact_bytes = layer->n_stream * (uint64_t)(layer->sink + side->ring) * side->exact_row_bytes;
+    const uint64_t exact_at = layer->exact_offset + (s == KVL_SIDE_K ? 0 : layer->n_stream * (uint64_t)(layer->sink + layer->side[KVL_SIDE_K].ring) * layer->side[KVL_SIDE_K].exact_row_bytes);
+    uint32_t sealed = layer->sink;
+    float *body = NULL;
+    uint8_t *exact = NULL;
+    for (uint32_t h = 0; h < layer->n_stream; h++) sealed = max_u32(sealed, sealed_of(cache, l, s, h));
+    KVL_TRY(kvl_alloc(&body, layer->n_stream * (size_t)(sealed - layer->sink) * channels, sizeof *body));
+    KVL_TRY(kvl_alloc(&exact, exact_bytes, 1));
+    if (sealed > layer->sink) KVL_TRY(decode_rows(cache, l, s, layer->sink, sealed - layer->sink, body));
+    if (exact_bytes != 0) KVL_TRY(kvl_buffer_read(cache->exact, exact_at, exact_bytes, exact));
+    for (uint32_t h = 0; h < layer->n_stream; h++) {
+        float *own = rows + (size_t)h * stride * channels;
+        struct kvl_segments at;
+        kvl_cache_segments(cache, l, s, h, &at);
+        if (at.sealed > at.sink) memcpy(own + at.sink * channels, body + (size_t)h * (sealed - layer->sink) * channels, (at.sealed - at.sink) * channels * sizeof *own);
+        copy_exact(cache, l, s, h, exact, own);
+    }
+done:
+    kvl_free(&body);
+    kvl_free(&exact);
     return status;
 }
 

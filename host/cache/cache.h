@@ -51,6 +51,22 @@ kvl_status kvl_cache_picked(struct kvl_cache *cache, uint32_t l, uint32_t h, uin
 /* Blocks: the tokens that head h of layer l has lost while decoding, in the order in which they went: *n of them, of which the first are in gone, at most the
  * plan's gone_room. */
 kvl_status kvl_cache_gone(struct kvl_cache *cache, uint32_t l, uint32_t h, struct kvl_gone *gone, uint32_t *n);
+/* ---- where the host says which go (layers by_host of the plan; rescore.h drives this behind advance()) ---- */
+
+/* Tokens that a head of layer l is to keep on average of what has been taken in; UINT32_MAX: none goes now. */
+kvl_status kvl_cache_target(const struct kvl_cache *cache, uint32_t l, uint32_t *target);
+/* The queries of n rows of the stage, as the model made them, of tokens from `position` on: of layers that want any, the newest stay. Enqueues only. */
+kvl_status kvl_cache_remember(struct kvl_cache *cache, uint32_t l, uint32_t position, struct kvl_buffer *stage, uint32_t row, uint32_t n);
+/* Blocks: those of the newest n tokens [n][H*G][D], n at most the layer's `recent`. */
+kvl_status kvl_cache_recent(struct kvl_cache *cache, uint32_t l, uint32_t n, float *q);
+/* Blocks: the records that heads have, by place, [H][stride][channels], as attention reads them; stride is at least the most places of a head. */
+kvl_status kvl_cache_held_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t stride, float *rows);
+/* Numbers of head h's tokens, by place: those that go on, or that say what goes (the smallest first, of equal ones the newest). */
+kvl_status kvl_cache_numbers(struct kvl_cache *cache, uint32_t l, uint32_t h, float *number);
+kvl_status kvl_cache_set_numbers(struct kvl_cache *cache, uint32_t l, uint32_t h, const float *number);
+/* Head h is left with target[h] tokens, or with what cannot go: sinks and the exact tail. */
+kvl_status kvl_cache_drop(struct kvl_cache *cache, uint32_t l, const uint32_t *target);
+
 /* Where a head's tokens of a side are, by place (of a cache that evicted nothing: by position): [0, sink) exact, [sink, sealed) encoded, [sealed,
  * places) exact until they are. Of a window, those from sink to before `first` are gone. */
 struct kvl_segments {

@@ -334,16 +334,41 @@ static kvl_status layer_target(const struct kvl_cache_plan *plan, uint32_t l, ui
                             plan->budgeted_token_bytes, target);
 }
 
-/* Most tokens that a head of a layer has while tokens go as others come: its target, what has come since, and what cannot go. */
-static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *tokens)
+uint32_t kvl_decode_step(const struct kvl_cache_plan *plan, uint32_t l)
+{
+    const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
+    const uint32_t step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
+    return step < plan->config.n_ctx ? step : plan->config.n_ctx;
+}
+
+/* The largest target of a layer, whatever has been seen. */
+static kvl_status most_target(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *most)
+{
+    *most = 0;
+    for (uint32_t n = 1; n <= plan->config.n_ctx; n++) {
+        uint32_t target;
+        const kvl_status status = layer_target(plan, l, n, &target);
+        if (status != KVL_OK) return status;
+        if (target > *most) *most = target;
+    }
+    return KVL_OK;
+}
+
+/* Most tokens that a layer has while tokens go as others come: a head's target, what has come since, and what cannot go. Of one head, which may have got what others
+ * gave up, and of all of them. */
+static kvl_status most_tokens(const struct kvl_cache_plan *plan, uint32_t l, uint32_t *of_head, uint64_t *of_all)
 {
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const struct kvl_layer_spec *spec = kvl_spec_layer(plan->config.spec, l);
-    const uint32_t n_ctx = plan->config.n_ctx, least = layer->sink + layer->side[KVL_SIDE_K].tail, step = spec->when == KVL_WHEN_EVERY ? spec->every : 1;
+    const uint32_t n_ctx = plan->config.n_ctx, least = layer->sink + layer->side[KVL_SIDE_K].tail;
+    const uint64_t heads = plan->dims.n_kv_head, step = kvl_decode_step(plan, l);
     uint32_t target;
-    const kvl_status status = layer_target(plan, l, n_ctx, &target);
-    const uint64_t most = (uint64_t)(target > least ? target : least) + step;
-    *tokens = most < n_ctx ? (uint32_t)most : n_ctx;
+    const kvl_status status = most_target(plan, l, &target);
+    const bool splits = kvl_keep_splits(spec);
+    const uint64_t share = splits ? heads * target : target, most = (share > least ? share : least) + step;
+    *of_head = most < n_ctx ? (uint32_t)most : n_ctx;
+    *of_all = splits ? heads * ((uint64_t)target + least + step) : heads * *of_head;
+    if (*of_all > heads * *of_head) *of_all = heads * *of_head;
     return status;
 }
 
@@ -353,8 +378,9 @@ static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, stru
     kvl_status status = KVL_OK;
     const struct kvl_cache_config *config = &plan->config;
     uint32_t tokens = config->n_ctx, sliding = layer->window + kvl_cache_ubatch(config) - 1;
+    uint64_t all_tokens = 0;
     if (layer->n_stream == 0) return KVL_OK;
-    if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens));
+    if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens, &all_tokens));
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
         uint32_t body = tokens - layer->sink;
@@ -364,12 +390,17 @@ static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, stru
         side->slots = (body + side->dims.page_tokens - 1) / side->dims.page_tokens;
         const uint64_t places = round_up(layer->sink + (uint64_t)side->slots * side->dims.page_tokens + side->tail, 16);
         if (layer->score != NULL && places > layer->cells) layer->cells = (uint32_t)places;
+        const uint64_t pool = (all_tokens + side->dims.page_tokens - 1) / side->dims.page_tokens + layer->n_stream;
+        if (layer->score != NULL && kvl_keep_splits(kvl_spec_layer(config->spec, l)) && pool < (uint64_t)layer->n_stream * side->slots) side->pool = (uint32_t)pool;
     }
     if (layer->score == NULL) goto done;
     const struct kvl_layer_spec *spec = kvl_spec_layer(config->spec, l);
-    layer->running.struct_size = sizeof layer->running;
-    if (layer->score->running(spec->keep[0].priv, tokens, &layer->running) != 0)
+    const uint32_t recent = kvl_keep_recent(spec);
+    layer->by_host = kvl_keep_by_host(spec);
+    layer->recent = recent < config->n_ctx ? recent : config->n_ctx;
+    if (kvl_keep_running(spec, tokens, &layer->running) != KVL_OK)
         status = kvl_fail(KVL_E_USAGE, "score %s does not go on while tokens are decoded", layer->score->head.name);
+    if (layer->by_host && layer->running.source == KVL_RUN_KEYS) layer->running.source = 0; /* nothing goes on: the host reads the keys */
 done:
     return status;
 }
@@ -385,10 +416,10 @@ kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t l, uint
     return layer_target(plan, l, stream, target);
 }
 
-/* Appends the pages of one stream's side; a page never crosses a slab. */
-static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint64_t *entry)
+/* Appends n pages of a side; a page never crosses a slab. */
+static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side_plan *side, uint32_t n, uint64_t *address)
 {
-    for (uint32_t i = 0; i < side->slots; i++, plan->n_pages++) {
+    for (uint32_t i = 0; i < n; i++, plan->n_pages++) {
         if (side->page_bytes > plan->limits.max_alloc_bytes)
             return kvl_fail(KVL_E_DEVICE_MEM, "a page of %s has %llu bytes, more than the device allocates at once (%llu)",
                             side->codec->head.name, (unsigned long long)side->page_bytes, (unsigned long long)plan->limits.max_alloc_bytes);
@@ -400,30 +431,46 @@ static kvl_status place_pages(struct kvl_cache_plan *plan, const struct kvl_side
             plan->n_slabs++;
         }
         uint64_t *used = &plan->slab_bytes[plan->n_slabs - 1];
-        plan->page_address[(*entry)++] = (uint64_t)(plan->n_slabs - 1) << 56 | *used;
+        address[i] = (uint64_t)(plan->n_slabs - 1) << 56 | *used;
         *used += side->page_bytes;
     }
     return KVL_OK;
 }
 
+/* Of a side that has a pool the slots' pages are those of no stream yet. */
+static kvl_status place_side(struct kvl_cache_plan *plan, struct kvl_side_plan *side, uint32_t n_stream, uint64_t *entry)
+{
+    const uint32_t slots = n_stream * side->slots;
+    uint64_t *pool = plan->pool_address + side->pool_at;
+    if (side->pool == 0) return place_pages(plan, side, slots, entry);
+    const kvl_status status = place_pages(plan, side, side->pool, pool);
+    for (uint32_t i = 0; i < slots; i++) entry[i] = pool[i % side->pool];
+    return status;
+}
+
 static kvl_status place_all(struct kvl_cache_plan *plan)
 {
     kvl_status status = KVL_OK;
-    uint64_t entry = 0;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
         layer->table_offset = plan->n_entries;
-        for (int s = 0; s < kvl_sides(&plan->dims); s++) plan->n_entries += (uint64_t)layer->side[s].slots * layer->n_stream;
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+            plan->n_entries += (uint64_t)layer->side[s].slots * layer->n_stream;
+            layer->side[s].pool_at = plan->n_pool;
+            plan->n_pool += layer->side[s].pool;
+        }
         if (plan->evicts) plan->n_entries += layer->n_stream;
         if (layer->cells != 0) plan->n_entries += layer->n_stream;
     }
     KVL_TRY(kvl_alloc(&plan->page_address, plan->n_entries, sizeof *plan->page_address));
+    KVL_TRY(kvl_alloc(&plan->pool_address, plan->n_pool, sizeof *plan->pool_address));
     plan->n_slabs = kvl_pages_by_layer(plan); /* a layer's kernels get the layer's own pages */
     if (kvl_pages_by_layer(plan)) goto done;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
-        entry = plan->layer[l].table_offset;
-        for (int s = 0; s < kvl_sides(&plan->dims); s++)
-            for (uint32_t h = 0; h < plan->layer[l].n_stream; h++) KVL_TRY(place_pages(plan, &plan->layer[l].side[s], &entry));
+        struct kvl_layer_plan *layer = &plan->layer[l];
+        uint64_t *entry = plan->page_address + layer->table_offset;
+        for (int s = 0; s < kvl_sides(&plan->dims); entry += (uint64_t)layer->n_stream * layer->side[s++].slots)
+            KVL_TRY(place_side(plan, &layer->side[s], layer->n_stream, entry));
     }
 done:
     return status;
@@ -432,7 +479,7 @@ done:
 /* Positions and scores, with pos=compact ranks: cl/evict.cl. */
 static void place_index(struct kvl_cache_plan *plan)
 {
-    uint64_t numbers = 0, scores = 0, gone = 0;
+    uint64_t numbers = 0, scores = 0, gone = 0, recent = 0;
     plan->gone_room = plan->config.n_ctx < GONE_ROOM ? plan->config.n_ctx : GONE_ROOM;
     for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
         struct kvl_layer_plan *layer = &plan->layer[l];
@@ -440,6 +487,8 @@ static void place_index(struct kvl_cache_plan *plan)
         numbers += (layer->pos == KVL_POS_COMPACT ? 3ull : 2ull) * layer->n_stream * layer->cells;
         layer->raw_offset = scores;
         scores += (uint64_t)plan->dims.n_head * layer->cells;
+        layer->recent_offset = recent;
+        recent += (uint64_t)layer->recent * plan->dims.n_head * plan->dims.head_dim;
         layer->gone_offset = gone;
         gone += layer->cells != 0 ? (uint64_t)layer->n_stream * plan->gone_room : 0;
     }
@@ -447,6 +496,7 @@ static void place_index(struct kvl_cache_plan *plan)
     plan->index_bytes = numbers * sizeof(uint32_t);
     plan->raw_bytes = scores * sizeof(float);
     plan->gone_bytes = gone * sizeof(struct kvl_gone);
+    plan->recent_bytes = recent * sizeof(float);
 }
 
 /* Bounds of pages, a stream's one behind the other. */
@@ -520,9 +570,11 @@ static void sum_bytes(struct kvl_cache_plan *plan)
             plan->exact_bytes += (uint64_t)layer->n_stream * (layer->sink + layer->side[s].ring) * layer->side[s].exact_row_bytes;
     }
     plan->table_bytes = plan->n_entries * sizeof(uint64_t);
-    plan->resident_bytes += plan->exact_bytes + plan->table_bytes + plan->index_bytes + plan->bounds_bytes + plan->n_table_floats * sizeof(float);
+    plan->resident_bytes += plan->exact_bytes + kvl_plan_index_bytes(plan) + plan->n_table_floats * sizeof(float);
     plan_scratch(plan);
 }
+
+uint64_t kvl_plan_index_bytes(const struct kvl_cache_plan *plan) { return plan->table_bytes + plan->index_bytes + plan->bounds_bytes + plan->recent_bytes; }
 
 bool kvl_pages_by_layer(const struct kvl_cache_plan *plan) { return plan->evicts && !plan->evicts_decoding; }
 
@@ -646,4 +698,5 @@ void kvl_cache_plan_free(struct kvl_cache_plan *plan)
 {
     kvl_free(&plan->layer);
     kvl_free(&plan->page_address);
+    kvl_free(&plan->pool_address);
 }

@@ -56,6 +56,9 @@ struct kvl_side_plan {
     uint64_t page_bytes, alignment;  /* block, padded to its alignment, at least 16 */
     uint64_t token_bytes;            /* payload + scale of one sealed token of one head */
     uint32_t slots;                  /* pages a stream */
+    uint32_t pool;                   /* pages of all streams of the layer, where heads share its budget out while tokens are decoded: a stream's slots get
+                                        some of these as its count asks for them; 0: each slot has a page of its own */
+    uint64_t pool_at;                /* of the first of them in pool_address */
     uint32_t tail;                   /* newest tokens that stay exact */
     uint32_t ring;                   /* exact rows beside the sinks: the tail, and what a unit has open */
     uint64_t table_offset;           /* of the calibration tables [streams][shape.table_floats] in the tables, floats */
@@ -86,6 +89,9 @@ struct kvl_layer_plan {
     enum kvl_positions pos;
     const struct kvl_score *score;   /* where tokens go while others are decoded: their score and what it said of itself; else NULL and {0} */
     struct kvl_score_running running;
+    bool by_host;                    /* the host says which tokens go (rescore.h); what `running` says of the device is to keep numbers up to date */
+    uint32_t recent;                 /* newest queries that it wants for that */
+    uint64_t recent_offset;          /* of these in `recent`: floats */
     uint32_t cells;                  /* places of a head's sequence that have a position and a number; 0 = nothing goes while decoding */
     uint64_t index_offset, raw_offset; /* of them in the token index, of its queries' scores in `raw`: numbers */
     struct kvl_page_reading pages;   /* of a layer whose queries may have to choose: size is that of its pages; tokens 0: they never do */
@@ -119,6 +125,7 @@ struct kvl_cache_plan {
     uint64_t index_bytes, raw_bytes; /* token index (class index); the newest query's scores (scratch) */
     uint32_t gone_room;              /* of tokens that go while decoding, so many are remembered of each head, the first ones */
     uint64_t gone_bytes;             /* scratch */
+    uint64_t recent_bytes;           /* newest queries, as the model made them (class index) */
     uint64_t bounds_bytes, picks_bytes; /* least and largest of each channel of pages' keys (class index); a step's scores of pages, and which it reads
                                          * (scratch) */
     bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, or chooses what it reads */
@@ -129,6 +136,8 @@ struct kvl_cache_plan {
     uint64_t slab_bytes[KVL_MAX_SLABS];
     uint64_t *page_address;          /* [table entries]: slab << 56 | byte offset; owned */
     uint64_t n_entries;
+    uint64_t *pool_address;          /* [n_pool] pages of layers that have a pool, slab and offset as above; owned */
+    uint64_t n_pool;
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
@@ -157,6 +166,11 @@ bool kvl_pages_by_layer(const struct kvl_cache_plan *plan);
 
 /* Tokens a layer is to keep of `n_token` seen, the first n_prompt of which were the prompt; UINT32_MAX: none goes at this step. */
 kvl_status kvl_decode_target(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_token, uint32_t n_prompt, uint32_t *target);
+
+/* Tokens that come between two evictions of a layer, at most the context. */
+uint32_t kvl_decode_step(const struct kvl_cache_plan *plan, uint32_t layer);
+/* Class index: what says where things are, and what choosing tokens or pages has to remember. */
+uint64_t kvl_plan_index_bytes(const struct kvl_cache_plan *plan);
 
 /* Most work-groups attention splits a decode step into, and partial rows it may leave. */
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);

@@ -208,6 +208,13 @@ done:
     return status;
 }
 
+/* Of the prompt's n tokens from `first` on: queries that the cache wants to have when tokens are decoded. */
+static kvl_status remember(struct kvl_prompt *p, uint32_t first, uint32_t n, struct kvl_buffer *stage)
+{
+    const uint32_t recent = layer_of(p, p->layer)->recent, oldest = p->n_token > recent ? p->n_token - recent : 0, row = oldest > first ? oldest - first : 0;
+    return row < n ? kvl_cache_remember(p->cache, p->layer, first + row, stage, row, n - row) : KVL_OK;
+}
+
 kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, struct kvl_buffer *out)
 {
     kvl_status status = KVL_OK;
@@ -220,6 +227,7 @@ kvl_status kvl_prompt_step(struct kvl_prompt *p, uint32_t n, struct kvl_buffer *
         if (e->q_pre != NULL) copy_heads(p, q_heads, 0, 0, n, e->q_pre, p->n_token, first);
         if (e->k_pre != NULL) copy_heads(p, kv_heads, (size_t)q_heads * d, 0, n, e->k_pre, p->n_token, first);
     }
+    KVL_TRY(remember(p, first, n, stage));
     KVL_TRY(kvl_cache_step(p->rows, 0, n, stage, rotary, p->model.rope_dim, out));
     if (from < n) {
         KVL_TRY(read_piece(p, n, stage));

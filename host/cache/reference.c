@@ -1,6 +1,7 @@
 #include "reference.h"
 #include "half.h"
 #include "mem.h"
+#include "rescore.h"
 #include "rotation.h"
 #include "select.h"
 #include <float.h>
@@ -22,6 +23,17 @@ static void rope_row(float *x, struct kvl_rope rope, uint32_t position)
         const float a = x[i], b = x[i + 1];
         x[i] = fmaf(a, angle[i], -(b * angle[i + 1]));
         x[i + 1] = fmaf(a, angle[i + 1], b * angle[i]);
+    }
+}
+
+void kvl_reference_turn(float *row, struct kvl_rope rope, uint32_t position, bool back)
+{
+    const float *angle = rope.rotary + (size_t)position * rope.rope_dim;
+    if (!back) rope_row(row, rope, position);
+    for (uint32_t i = 0; back && i < rope.rope_dim; i += 2) {
+        const float a = row[i], b = row[i + 1];
+        row[i] = fmaf(a, angle[i], b * angle[i + 1]);
+        row[i + 1] = fmaf(b, angle[i], -(a * angle[i + 1]));
     }
 }
 
@@ -149,6 +161,19 @@ kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t l, 
     }
 done:
     kvl_free(&record);
+    form_close(&form);
+    return status;
+}
+
+kvl_status kvl_reference_rows(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, uint32_t h, uint32_t n, const uint32_t *position,
+                              struct kvl_rope rope, float *records, float *rows)
+{
+    kvl_status status = KVL_OK;
+    struct form form;
+    KVL_TRY(form_open(plan, l, side, rope, &form));
+    for (uint32_t i = 0; i < n; i++) /* RoPE leaves position 0 as it is */
+        KVL_TRY(from_record(&form, h, position != NULL ? position[i] : 0, records + (size_t)i * form.side->record.channels, rows + (size_t)i * row_size(&form)));
+done:
     form_close(&form);
     return status;
 }
@@ -411,6 +436,8 @@ struct evict_work {
     double *weight;       /* [T] */
     float *query, *key;   /* [D] */
     float *rows;          /* [T][D + 1] */
+    const float *q;       /* [T][H*G][D] */
+    const struct kvl_reference_scores *scores;
 };
 
 /* The place's row of a side: sinks and the newest tokens in full precision. */
@@ -471,6 +498,84 @@ static kvl_status score_keys(struct evict_work *w, const struct kvl_instance *ke
     return KVL_OK;
 }
 
+/* Place `gone` of a head is free; the newest query gave it `mass`. */
+static void let_go(struct held *held, uint32_t gone, uint32_t position, float mass)
+{
+    const uint32_t behind = held->n - gone - 1;
+    held->gone[held->n_gone++] = (struct kvl_gone){position + 1, held->token[gone], mass};
+    memmove(held->mass + gone, held->mass + gone + 1, behind * sizeof *held->mass);
+    memmove(held->token + gone, held->token + gone + 1, behind * sizeof *held->token);
+    memmove(held->score + gone, held->score + gone + 1, behind * sizeof *held->score);
+    held->n--;
+}
+
+/* Leaves a head with `target` tokens: those of its body, behind `first` places, go by their numbers, of equal ones the newest. */
+static void drop_smallest(struct held *held, uint32_t target, uint32_t first, uint32_t body, uint32_t position, float *number)
+{
+    for (; held->n > target && body > 0; body--) {
+        uint32_t gone = first;
+        for (uint32_t i = first; i < first + body; i++)
+            if ((isnan(number[i]) ? -INFINITY : number[i]) <= (isnan(number[gone]) ? -INFINITY : number[gone])) gone = i;
+        memmove(number + gone, number + gone + 1, (held->n - gone - 1) * sizeof *number);
+        let_go(held, gone, position, NAN);
+    }
+}
+
+/* What the heads have, as kvl_rescore_numbers wants it: k and v [H][stride][D], position and stays [H][stride]. */
+static void list_held(const struct evict_work *w, uint32_t stride, float *k, float *v, float *number, uint32_t *position, bool *stays)
+{
+    const uint32_t d = w->plan->dims.head_dim;
+    for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
+        const struct held *held = &w->held[h];
+        const uint32_t sealed = kvl_sealed_end(w->layer, &w->layer->side[KVL_SIDE_K], held->n);
+        for (uint32_t i = 0; i < held->n; i++) {
+            const size_t at = (size_t)h * stride + i;
+            memcpy(k + at * d, held_row(w, KVL_SIDE_K, h, i), d * sizeof *k);
+            if (w->layer->rope == KVL_STORE_PRE_ROPE) rope_row(k + at * d, w->rope, i);
+            memcpy(v + at * d, held_row(w, KVL_SIDE_V, h, i), d * sizeof *v);
+            number[at] = (float)held->score[i];
+            position[at] = held->token[i];
+            stays[at] = i < w->layer->sink || i >= sealed;
+        }
+    }
+}
+
+static kvl_status rescore_after(struct evict_work *w, uint32_t l, uint32_t position, uint32_t layer_target)
+{
+    kvl_status status = KVL_OK;
+    const uint32_t heads = w->plan->dims.n_kv_head, d = w->plan->dims.head_dim;
+    uint32_t *count = NULL, *at = NULL, stride = 0;
+    uint64_t all = 0;
+    float *rows = NULL;
+    bool *stays = NULL;
+    for (uint32_t h = 0; h < heads; h++) {
+        all += w->held[h].n;
+        stride = w->held[h].n > stride ? w->held[h].n : stride;
+    }
+    if (all <= (uint64_t)heads * layer_target) return KVL_OK;
+    const size_t n = (size_t)heads * stride;
+    KVL_TRY(kvl_alloc(&count, 2 * (size_t)heads, sizeof *count));
+    KVL_TRY(kvl_alloc(&at, n, sizeof *at));
+    KVL_TRY(kvl_alloc(&rows, n * (2 * d + 2), sizeof *rows));
+    KVL_TRY(kvl_alloc(&stays, n, sizeof *stays));
+    float *v = rows + n * d, *running = v + n * d, *number = running + n;
+    uint32_t *target = count + heads;
+    for (uint32_t h = 0; h < heads; h++) count[h] = w->held[h].n;
+    list_held(w, stride, rows, v, running, at, stays);
+    const uint32_t seen = position + 1, n_query = w->layer->recent < seen ? w->layer->recent : seen;
+    const struct kvl_held_layer held = {seen, stride, count, at, stays, rows, v, running, w->q + (size_t)(seen - n_query) * w->plan->dims.n_head * d, n_query, w->scores->w_o};
+    KVL_TRY(kvl_rescore_numbers(w->plan, l, &held, w->scores->model, w->rope, layer_target, number, target));
+    for (uint32_t h = 0; h < heads; h++)
+        drop_smallest(&w->held[h], target[h], w->layer->sink, kvl_sealed_end(w->layer, &w->layer->side[KVL_SIDE_K], count[h]) - w->layer->sink, position,
+                      number + (size_t)h * stride);
+done:
+    kvl_free(&count);
+    kvl_free(&at);
+    kvl_free(&rows);
+    kvl_free(&stays);
+    return status;
+}
+
 static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t position)
 {
     struct kvl_score_running running = {.struct_size = sizeof running};
@@ -479,6 +584,7 @@ static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t positio
     uint32_t target;
     const kvl_status status = kvl_decode_target(w->plan, l, position + 1, 1, &target);
     if (status != KVL_OK) return status;
+    if (layer->by_host) return target == UINT32_MAX ? KVL_OK : rescore_after(w, l, position, target);
     layer->score->running(kvl_spec_layer(w->plan->config.spec, l)->keep[0].priv, target, &running);
     for (uint32_t h = 0; h < w->plan->dims.n_kv_head; h++) {
         struct held *held = &w->held[h];
@@ -491,11 +597,7 @@ static kvl_status evict_after(struct evict_work *w, uint32_t l, uint32_t positio
             if (sealed == layer->sink) break;
             const uint32_t gone = first_to_go(held, &running, layer->sink, sealed, position);
             const bool attends = running.source == KVL_RUN_SUM || running.source == KVL_RUN_NEWEST;
-            held->gone[held->n_gone++] = (struct kvl_gone){position + 1, held->token[gone], attends ? (float)(held->mass[gone] / group) : NAN};
-            memmove(held->mass + gone, held->mass + gone + 1, (held->n - gone - 1) * sizeof *held->mass);
-            memmove(held->token + gone, held->token + gone + 1, (held->n - gone - 1) * sizeof *held->token);
-            memmove(held->score + gone, held->score + gone + 1, (held->n - gone - 1) * sizeof *held->score);
-            held->n--;
+            let_go(held, gone, position, attends ? (float)(held->mass[gone] / group) : NAN);
         }
     }
     return KVL_OK;
@@ -524,12 +626,14 @@ static void take_in(struct evict_work *w, uint32_t position, const float *q, con
 }
 
 kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t l, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone, struct kvl_gone *gone)
+                               struct kvl_rope rope, const struct kvl_reference_scores *from, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone,
+                               struct kvl_gone *gone)
 {
     kvl_status status = KVL_OK;
     const uint32_t d = plan->dims.head_dim, heads = plan->dims.n_kv_head;
     const size_t size = (size_t)n_tokens * heads * d, q_row = (size_t)plan->dims.n_head * d;
-    struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope};
+    struct evict_work w = {.plan = plan, .layer = &plan->layer[l], .rope = rope, .q = q, .scores = from};
+    const float *stored = from != NULL ? from->stored : NULL;
     float *rows = NULL;
     double *scores = NULL;
     KVL_TRY(kvl_alloc(&rows, 4 * size + 2 * (size_t)d + (size_t)n_tokens * (d + 1), sizeof *rows));

@@ -3,6 +3,7 @@
 #ifndef KVL_REFERENCE_H
 #define KVL_REFERENCE_H
 #include "plan.h"
+#include "prompt.h"
 #include "status.h"
 
 /* RoPE angles: pairs [n_ctx][rope_dim / 2] of (cos, sin). {0}: no RoPE. */
@@ -25,14 +26,25 @@ kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t layer
  * cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
                                  struct kvl_rope rope, float *records);
+/* What n records of stream h stand for: keys after RoPE (those stored before it are turned to position[i], NULL: left as they are), or values. records is used up; rows
+ * [n][heads of the record][D]. */
+kvl_status kvl_reference_rows(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t h, uint32_t n, const uint32_t *position,
+                              struct kvl_rope rope, float *records, float *rows);
+/* Turns a row by RoPE, or back. */
+void kvl_reference_turn(float *row, struct kvl_rope rope, uint32_t position, bool back);
 /* Records as they are after encode and decode: [T][streams][channels], both (tokens below `sink` are copied). */
 kvl_status kvl_reference_decode(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *records,
                                 float *decoded);
 
-/* The same of a layer that evicts while tokens are decoded (cl/evict.cl): T tokens, the first of which is the prompt. stored [T][H]: the tokens' numbers, of
- * scores that are found when a token is stored; else NULL. Behind the last token head h has n_held[h] tokens, held[h * T ..] ascending; n_gone[h] have gone, gone[h * T ..] in that
- * order. */
+/* What a step takes in besides: of scores that read the model; of numbers that are found when a token is stored, [T][H]. */
+struct kvl_reference_scores {
+    const struct kvl_prompt_model *model;
+    const float *w_o, *stored;
+};
+/* The same of a layer that evicts while tokens are decoded (cl/evict.cl, rescore.h): T tokens, the first of which is the prompt. Behind the last token head h has n_held[h]
+ * tokens, held[h * T ..] ascending; n_gone[h] have gone, gone[h * T ..] in that order. */
 kvl_status kvl_reference_evict(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k, const float *v,
-                               struct kvl_rope rope, const float *stored, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone, struct kvl_gone *gone);
+                               struct kvl_rope rope, const struct kvl_reference_scores *scores, float *out, uint32_t *n_held, uint32_t *held, uint32_t *n_gone,
+                               struct kvl_gone *gone);
 
 #endif

@@ -685,48 +685,43 @@ static kvl_status check_rope_stage(const struct kvl_layer_spec *entry)
                     pre ? "before" : "after", pre ? "post" : "pre");
 }
 
-/* Scores that can go on while tokens are decoded: "h2o|tova". */
-static kvl_status running_scores(struct kvl_text *out)
+/* A score that is computed anew must find what it reads. */
+static kvl_status check_held_evidence(const struct kvl_layer_spec *entry)
 {
-    kvl_status status = KVL_OK;
-    for (size_t i = 0; i < kvl_registry_count(); i++) {
-        const struct kvl_plugin_head *head = kvl_registry_at(i);
-        if (head->kind == KVL_KIND_SCORE && kvl_score_runs((const struct kvl_score *)head)) KVL_TRY(kvl_text_printf(out, " %s", head->name));
-    }
-done:
-    return status;
+    static const struct {
+        uint32_t what;
+        const char *why;
+    } of_prompts[] = {
+        {KVL_NEED_FOLLOWING, "reads the tokens that follow a prompt"},
+        {KVL_NEED_REPETITION, "lets the model repeat a prompt"},
+        {KVL_NEED_COLUMN_SUMS, "reads sums of attention and does not say how they go on"},
+    };
+    const struct kvl_score *score = (const struct kvl_score *)entry->keep[0].plugin;
+    struct kvl_score_needs needs;
+    const char *why = NULL;
+    kvl_keep_needs(entry, &needs);
+    for (size_t i = 0; i < sizeof of_prompts / sizeof *of_prompts && !kvl_score_runs(score); i++)
+        if (needs.what & of_prompts[i].what) why = of_prompts[i].why;
+    if (needs.what & KVL_NEED_QUERIES && needs.queries == UINT32_MAX) why = "reads all queries of a text, and those of tokens that are gone stand for nothing";
+    return why == NULL ? KVL_OK
+                       : kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s %s: while tokens are decoded it cannot say which of them go; use when=prefill, or another score",
+                                  score->head.name, why);
 }
 
-static kvl_status fail_not_running(const char *name)
-{
-    kvl_status status = KVL_OK;
-    struct kvl_text words = {0};
-    KVL_TRY(running_scores(&words));
-    status = kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s is computed of a whole prompt and does not go on while tokens are decoded: use when=prefill,"
-                                         " or one of%s", name, words.data);
-done:
-    kvl_text_free(&words);
-    return status;
-}
-
-/* What eviction while decoding asks of the rest: a number a token that goes on, the same target for all heads, tokens that can go alone. */
+/* What eviction while decoding asks of the rest: a score that knows what to say, tokens that can go alone. */
 static kvl_status check_decode_eviction(const struct kvl_layer_spec *entry)
 {
+    kvl_status status = KVL_OK;
     const struct kvl_score *score = (const struct kvl_score *)entry->keep[0].plugin;
-    struct kvl_score_running running = {.struct_size = sizeof running};
-    if (entry->n_keep > 1)
-        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: %s changes the scores of a whole prompt, and while tokens are decoded they go one by one: use"
-                                           " keep=%s alone, or when=prefill", entry->keep[1].plugin->name, score->head.name);
-    if (!kvl_score_runs(score)) return fail_not_running(score->head.name);
-    if (score->running(entry->keep[0].priv, 1, &running) != 0)
+    struct kvl_score_running running;
+    if (kvl_keep_running(entry, 1, &running) != KVL_OK)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s does not go on while tokens are decoded with these options (kvlab plugins %s says why): change"
                                            " them, or use when=prefill", score->head.name, score->head.name);
-    if (running.source == KVL_RUN_KEYS && entry->rope == KVL_STORE_PRE_ROPE)
-        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: while tokens are decoded score %s reads stored keys as attention sees them, and rope=pre turns these when they"
-                                           " are read: use rope=post, or when=prefill", score->head.name);
-    if (((const struct kvl_budget *)entry->budget.plugin)->split != NULL)
-        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: budget %s shares a prompt's tokens out among the heads, and while tokens are decoded each head keeps the"
-                                           " same number: use budget=uniform, or when=prefill", entry->budget.plugin->name);
+    if (kvl_keep_by_host(entry) && running.is_shared)
+        return kvl_fail(KVL_E_UNSUPPORTED, "--kv: score %s lets all heads keep the same tokens, and %s changes that: while tokens are decoded use keep=%s with"
+                                           " budget=uniform, or when=prefill",
+                        score->head.name, entry->n_keep > 1 ? entry->keep[1].plugin->name : entry->budget.plugin->name, score->head.name);
+    KVL_TRY(check_held_evidence(entry));
     for (int side = 0; side < KVL_SIDES; side++)
         if (!(((const struct kvl_codec *)entry->codec[side].plugin)->flags & KVL_CODEC_MOVABLE))
             return kvl_fail(KVL_E_UNSUPPORTED, "--kv: codec %s encodes tokens in groups, from which none can go alone: with when=every:N or full use one"
@@ -737,7 +732,8 @@ static kvl_status check_decode_eviction(const struct kvl_layer_spec *entry)
     if (entry->pos == KVL_POS_COMPACT && entry->rope == KVL_STORE_POST_ROPE)
         return kvl_fail(KVL_E_UNSUPPORTED, "--kv: pos=compact with when=every:N or full turns stored keys anew after each eviction: add rope=pre (or write"
                                            " sink=S window=W pos=compact for sinks and the newest tokens, or when=prefill)");
-    return KVL_OK;
+done:
+    return status;
 }
 
 /* A score and a budget belong together, and a window already says what goes. */

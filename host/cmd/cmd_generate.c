@@ -199,6 +199,8 @@ static void add_counters(struct kvl_counters *sum, const struct kvl_counters *x)
     sum->kv_bytes_read += x->kv_bytes_read;
     sum->flops += x->flops;
     sum->launches += x->launches;
+    sum->rescored += x->rescored;
+    sum->rescore_ns += x->rescore_ns;
 }
 
 /* Whether a prefix computed in one piece gives the bits of one that grew token by token: products must be exact, and no token may be read

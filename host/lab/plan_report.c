@@ -44,7 +44,7 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     KVL_TRY(add_streams(&plan, bytes));
     out->token_read = bytes[KVL_MEM_PAYLOAD] + bytes[KVL_MEM_SCALE];
     for (uint32_t l = 0; l < plan.dims.n_layer; l++) out->token_read -= bytes_not_read(&plan, &plan.layer[l]);
-    bytes[KVL_MEM_INDEX] += plan.table_bytes + plan.index_bytes + plan.bounds_bytes;
+    bytes[KVL_MEM_INDEX] += kvl_plan_index_bytes(&plan);
     bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = plan.resident_bytes;
     for (int c = KVL_MEM_PAYLOAD; c <= KVL_MEM_TABLE; c++) bytes[KVL_MEM_SLACK] -= bytes[c];

@@ -25,6 +25,7 @@ struct kvl_record {
     uint64_t n_evictions, n_kept;               /* evictions, and kept positions in their table */
     uint64_t n_gone, n_gone_logged;             /* tokens that went while others were decoded; rows of them */
     struct kvl_moments mass_lost, output_error; /* over evictions, layers and heads */
+    uint64_t rescored, rescore_ns;              /* steps behind which scores were found anew, and what that took */
 };
 
 /* ---- tables ---- */
@@ -342,12 +343,14 @@ kvl_status kvl_record_step(struct kvl_record *r, struct kvl_session *session, co
 {
     kvl_status status = KVL_OK;
     KVL_TRY(collect_kernel_times(r, phase, duration_ns));
-    if (!r->file) return KVL_OK;
     struct kvl_counters now;
     struct kvl_cache_bytes bytes;
     kvl_session_counters(session, &now);
-    KVL_TRY(kvl_session_bytes(session, &bytes));
     const struct kvl_counters none = {0}, *from = before ? before : &none;
+    r->rescored += now.rescored - from->rescored;
+    r->rescore_ns += now.rescore_ns - from->rescore_ns;
+    if (!r->file) return KVL_OK;
+    KVL_TRY(kvl_session_bytes(session, &bytes));
     const union kvl_cell cells[COUNT(step_columns)] = {
         {.u64 = kvl_now_ns() - r->start_ns},
         {.u64 = duration_ns},
@@ -431,7 +434,7 @@ done:
 
 static kvl_status put_running_layer(struct kvl_record *r, struct kvl_session *session, uint32_t l, uint32_t *position, struct kvl_gone *gone)
 {
-    static const char *const source[] = {[KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used",
+    static const char *const source[] = {[0] = "decoded", [KVL_RUN_STORED] = "append", [KVL_RUN_SUM] = "used", [KVL_RUN_NEWEST] = "used",
                                          [KVL_RUN_POSITION] = "position", [KVL_RUN_KEYS] = "decoded"};
     kvl_status status = KVL_OK;
     struct kvl_cache *cache = kvl_session_cache(session);
@@ -642,6 +645,15 @@ static size_t loss_facts(const struct kvl_record *r, struct kvl_fact facts[LOSS_
     return r->mass_lost.n > 0 ? LOSS_FACTS : 0;
 }
 
+/* Steps behind which the host said which tokens go, and what that took. */
+enum { RESCORE_FACTS = 2 };
+static size_t rescore_facts(const struct kvl_record *r, struct kvl_fact facts[RESCORE_FACTS])
+{
+    facts[0] = (struct kvl_fact){"rescored", (double)r->rescored, true};
+    facts[1] = (struct kvl_fact){"rescore_ns", (double)r->rescore_ns, true};
+    return r->rescored > 0 ? RESCORE_FACTS : 0;
+}
+
 kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
 {
     kvl_status status = KVL_OK;
@@ -658,7 +670,9 @@ kvl_status kvl_record_memory(struct kvl_record *r, struct kvl_session *session)
     KVL_TRY(kvl_runfile_integer(r->file, "/quality", "outlier_overflow", counts.overflow));
     KVL_TRY(put_facts(r->file, "/quality", losses, loss_facts(r, losses)));
     const struct kvl_fact evictions[] = {{"gone", (double)r->n_gone, true}, {"gone_logged", (double)r->n_gone_logged, true}};
+    struct kvl_fact rescores[RESCORE_FACTS];
     if (kvl_spec_evicts(r->config.spec)) KVL_TRY(put_facts(r->file, "/evictions", evictions, COUNT(evictions)));
+    KVL_TRY(put_facts(r->file, "/evictions", rescores, rescore_facts(r, rescores)));
     cache_facts(&r->bytes, facts);
     KVL_TRY(put_facts(r->file, "/memory", facts, CACHE_FACTS));
     KVL_TRY(put_plan(r));
@@ -747,6 +761,7 @@ kvl_status kvl_json_facts(cJSON *object, const struct kvl_fact *facts, size_t n)
 
 kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
 {
+    kvl_status status = KVL_OK;
     const struct {
         const char *name, *value;
     } texts[] = {
@@ -756,7 +771,7 @@ kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
         {"model", r->config.model->name},
         {"protocol", kvl_protocol_name[r->config.protocol]},
     };
-    struct kvl_fact facts[1 + CACHE_FACTS] = {{"ubatch", r->config.ubatch, true}}, losses[LOSS_FACTS];
+    struct kvl_fact facts[1 + CACHE_FACTS] = {{"ubatch", r->config.ubatch, true}}, losses[LOSS_FACTS], rescores[RESCORE_FACTS];
     cache_facts(&r->bytes, facts + 1);
     for (size_t i = 0; i < COUNT(texts); i++)
         if (texts[i].value && !cJSON_AddStringToObject(object, texts[i].name, texts[i].value))
@@ -764,8 +779,11 @@ kvl_status kvl_record_json(const struct kvl_record *r, cJSON *object)
     if (!(r->file ? cJSON_AddStringToObject(object, "run_file", kvl_runfile_path(r->file))
                   : cJSON_AddNullToObject(object, "run_file")))
         return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
-    const kvl_status status = kvl_json_facts(object, facts, 1 + COMMON_BYTES);
-    return status == KVL_OK ? kvl_json_facts(object, losses, loss_facts(r, losses)) : status;
+    KVL_TRY(kvl_json_facts(object, facts, 1 + COMMON_BYTES));
+    KVL_TRY(kvl_json_facts(object, losses, loss_facts(r, losses)));
+    KVL_TRY(kvl_json_facts(object, rescores, rescore_facts(r, rescores)));
+done:
+    return status;
 }
 
 kvl_status kvl_json_print(const cJSON *object)
@@ -791,4 +809,5 @@ void kvl_record_print(const struct kvl_record *r)
            (double)r->bytes.peak * mib, (double)r->bytes.token_read * mib);
     if (r->mass_lost.n > 0)
         printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
+    if (r->rescored > 0) printf("evictions by scores found anew behind %llu tokens, %.1f ms each\n", (unsigned long long)r->rescored, (double)r->rescore_ns / (double)r->rescored * 1e-6);
 }

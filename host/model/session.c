@@ -7,6 +7,7 @@
 #include "mem.h"
 #include "mla.h"
 #include "prompt.h"
+#include "rescore.h"
 #include "rng.h"
 #include "witness.h"
 #include <math.h>
@@ -256,6 +257,7 @@ struct kvl_session {
     struct kvl_selection *kept;  /* [L] what the last eviction left */
     const int32_t *following;    /* [n_following] what comes behind the next prompt, borrowed */
     uint32_t n_following;
+    float *angles;               /* of ROTARY, where the host says which tokens go while others are decoded; else NULL */
     struct kvl_counters counters;
     uint64_t launches_before;
 };
@@ -294,24 +296,45 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
-/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. */
-static kvl_status write_rotary(struct kvl_session *s, const float *freq, struct kvl_buffer *out)
+/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. Free with kvl_free. */
+static kvl_status make_angles(const struct kvl_session *s, const float *freq, float **out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
     const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
-    float *table = NULL;
-    KVL_TRY(kvl_alloc(&table, (size_t)positions * pairs * 2, sizeof *table));
+    KVL_TRY(kvl_alloc(out, (size_t)positions * pairs * 2, sizeof **out));
     for (uint32_t p = 0; p < positions; p++)
         for (uint32_t i = 0; i < pairs; i++) {
             const double angle = (double)p * freq[i];
-            table[((size_t)p * pairs + i) * 2] = (float)cos(angle);
-            table[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
+            (*out)[((size_t)p * pairs + i) * 2] = (float)cos(angle);
+            (*out)[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
         }
-    KVL_TRY(kvl_buffer_write(out, 0, (uint64_t)positions * pairs * 2 * sizeof *table, table));
 done:
-    kvl_free(&table);
     return status;
+}
+
+/* kept: NULL, or where the angles stay. */
+static kvl_status write_rotary(struct kvl_session *s, const float *freq, struct kvl_buffer *out, float **kept)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_dims *dims = &s->weights->model->dims;
+    float *angles = NULL;
+    KVL_TRY(make_angles(s, freq, &angles));
+    KVL_TRY(kvl_buffer_write(out, 0, (uint64_t)kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx) * (dims->rope_dim / 2) * 2 * sizeof *angles, angles));
+    if (kept != NULL) {
+        *kept = angles;
+        angles = NULL;
+    }
+done:
+    kvl_free(&angles);
+    return status;
+}
+
+static bool chooses_by_host(const struct kvl_cache_plan *plan)
+{
+    bool some = false;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) some = some || plan->layer[l].by_host;
+    return some;
 }
 
 kvl_status kvl_session_cache_plan(const struct kvl_dims *dims, const struct kvl_session_config *config, const struct kvl_cache_limits *limits,
@@ -365,8 +388,8 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
         if (bytes[i] != 0) KVL_TRY(kvl_buffer_new(weights->device, scratch_name[i], -1, KVL_MEM_SCRATCH, bytes[i], true, &s->scratch[i]));
     KVL_TRY(kvl_linear_kernels_new(weights->device, &s->kernels));
     KVL_TRY(kvl_linear_reserve(s->kernels, kvl_cache_ubatch(&kvl_cache_plan(s->cache)->config) * sequences(config), most_columns(dims), config->exact));
-    KVL_TRY(write_rotary(s, weights->model->rope_freq, s->scratch[ROTARY]));
-    if (s->scratch[SLIDE_ROTARY] != NULL) KVL_TRY(write_rotary(s, weights->model->slide_rope_freq, s->scratch[SLIDE_ROTARY]));
+    KVL_TRY(write_rotary(s, weights->model->rope_freq, s->scratch[ROTARY], chooses_by_host(kvl_cache_plan(s->cache)) ? &s->angles : NULL));
+    if (s->scratch[SLIDE_ROTARY] != NULL) KVL_TRY(write_rotary(s, weights->model->slide_rope_freq, s->scratch[SLIDE_ROTARY], NULL));
     KVL_TRY(kvl_session_reset(s));
     *out = s;
     s = NULL;
@@ -383,6 +406,7 @@ void kvl_session_free(struct kvl_session **session)
     for (size_t i = 0; i < N_SCRATCH; i++) kvl_buffer_free(&s->scratch[i]);
     for (uint32_t l = 0; s->kept != NULL && l < s->weights->model->dims.n_layer; l++) kvl_selection_free(&s->kept[l]);
     kvl_free(&s->kept);
+    kvl_free(&s->angles);
     kvl_linear_kernels_free(&s->kernels);
     kvl_cache_free(&s->cache);
     kvl_free(session);
@@ -600,6 +624,55 @@ done:
     return status;
 }
 
+/* The attention's output matrix of layer l, [E][Hq * D]. Free with kvl_free. */
+static kvl_status read_output_matrix(const struct kvl_session *s, uint32_t l, float **out)
+{
+    const struct kvl_gguf_tensor *tensor = find_tensor(s->weights->model, (int)l, "attn_output.weight");
+    const kvl_status status = kvl_alloc(out, tensor->dim[0] * tensor->dim[1], sizeof **out);
+    if (status == KVL_OK) dequantize(tensor, *out);
+    return status;
+}
+
+static struct kvl_prompt_model model_for_scores(const struct kvl_session *s)
+{
+    const struct kvl_model *model = s->weights->model;
+    return (struct kvl_prompt_model){model->dims.n_embd, model->dims.rope_dim, model->rope_freq};
+}
+
+/* Tokens of layer l that go by what the host says. */
+static kvl_status rescore_layer(struct kvl_session *s, uint32_t l)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_prompt_model model = model_for_scores(s);
+    struct kvl_score_needs needs;
+    float *w_o = NULL;
+    kvl_keep_needs(kvl_spec_layer(s->config.spec, l), &needs);
+    if (needs.what & KVL_NEED_OUTPUT) KVL_TRY(read_output_matrix(s, l, &w_o));
+    KVL_TRY(kvl_rescore_layer(s->cache, l, &model, (struct kvl_rope){s->angles, model.rope_dim}, w_o));
+done:
+    kvl_free(&w_o);
+    return status;
+}
+
+/* Behind a token that was decoded. */
+static kvl_status rescore(struct kvl_session *s)
+{
+    kvl_status status = KVL_OK;
+    uint64_t start_ns = 0;
+    for (uint32_t l = 0; s->angles != NULL && l < s->weights->model->dims.n_layer; l++) {
+        if (!kvl_rescore_due(s->cache, l)) continue;
+        if (start_ns == 0) KVL_TRY(kvl_device_finish(s->weights->device)); /* so that the step's own work is not counted */
+        start_ns = start_ns != 0 ? start_ns : kvl_now_ns();
+        KVL_TRY(rescore_layer(s, l));
+    }
+    if (start_ns == 0) goto done;
+    KVL_TRY(kvl_device_finish(s->weights->device));
+    s->counters.rescored++;
+    s->counters.rescore_ns += kvl_now_ns() - start_ns;
+done:
+    return status;
+}
+
 /* n tokens (of each sequence); logits of n_logits of them from the first_logit-th on, into rows from first_row on. */
 static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, uint32_t n, uint32_t first_logit, uint32_t n_logits, uint32_t first_row)
 {
@@ -611,6 +684,7 @@ static kvl_status forward_piece(struct kvl_session *s, const int32_t *tokens, ui
     KVL_TRY(forward_layers(s, n, hidden));
     if (n_logits != 0) KVL_TRY(project_logits(s, rows_of(s, HIDDEN, (uint64_t)first_logit * each, dims->n_embd), n_logits * each, first_row * each));
     kvl_cache_advance(s->cache, n);
+    KVL_TRY(rescore(s));
     count_forward(s, n * each, n_logits * each);
 done:
     return status;
@@ -644,19 +718,6 @@ static uint32_t pieces_of(const struct kvl_session *s, uint32_t n)
     return (n + u - 1) / u;
 }
 
-/* The attention's output matrix of layer l, [E][Hq * D]; NULL if nothing asks for it. Free with kvl_free. */
-static kvl_status read_output_matrix(const struct kvl_session *s, const struct kvl_prompt *prompt, uint32_t l, float **out)
-{
-    kvl_status status = KVL_OK;
-    *out = NULL;
-    if (!kvl_prompt_needs_output(prompt, l)) return KVL_OK;
-    const struct kvl_gguf_tensor *tensor = find_tensor(s->weights->model, (int)l, "attn_output.weight");
-    KVL_TRY(kvl_alloc(out, tensor->dim[0] * tensor->dim[1], sizeof **out));
-    dequantize(tensor, *out);
-done:
-    return status;
-}
-
 /* Tokens that go through a layer together: the prompt's, or a witness's. Rows of all of them lie one behind the other. */
 struct run {
     const int32_t *token;
@@ -683,7 +744,7 @@ static kvl_status passage_new(struct kvl_session *s, const int32_t *tokens, uint
 {
     kvl_status status = KVL_OK;
     const struct kvl_model *model = s->weights->model;
-    const struct kvl_prompt_model for_scores = {model->dims.n_embd, model->dims.rope_dim, model->rope_freq};
+    const struct kvl_prompt_model for_scores = model_for_scores(s);
     *out = (struct passage){.run = {tokens, n, 0}};
     KVL_TRY(kvl_witness_list_make(s->config.spec, model->dims.n_layer, model->tokenizer, tokens, n, s->following, s->n_following, s->config.measure_loss,
                                   &out->witnesses));
@@ -739,7 +800,7 @@ static kvl_status prompt_layer(struct kvl_session *s, struct passage *p, uint32_
 {
     kvl_status status = KVL_OK;
     float *w_o = NULL;
-    KVL_TRY(read_output_matrix(s, p->prompt, l, &w_o));
+    if (kvl_prompt_needs_output(p->prompt, l)) KVL_TRY(read_output_matrix(s, l, &w_o));
     KVL_TRY(kvl_prompt_layer(p->prompt, l));
     KVL_TRY(layer_of_run(s, p, l, &p->run));
     for (uint32_t i = 0; i < p->witnesses.n; i++) {
@@ -835,6 +896,7 @@ kvl_status kvl_session_fill(struct kvl_session *s, uint32_t n, uint64_t seed)
         for (uint32_t l = 0; l < s->weights->model->dims.n_layer; l++)
             KVL_TRY(kvl_cache_step(s->cache, l, piece, s->scratch[STAGE], rotary_of(s, l), s->weights->model->dims.rope_dim, NULL));
         kvl_cache_advance(s->cache, piece);
+        KVL_TRY(rescore(s));
         done_tokens += piece;
     }
 done:

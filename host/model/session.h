@@ -66,6 +66,7 @@ struct kvl_counters {
     uint64_t kv_bytes_read;     /* all layers: bytes of sealed and exact rows that attention had to read, once a kv head and query tile row */
     uint64_t flops;             /* matrix products and attention, 2 a multiply-add */
     uint64_t launches;
+    uint64_t rescored, rescore_ns; /* steps behind which the host said which tokens go, and what that took */
 };
 void kvl_session_counters(const struct kvl_session *session, struct kvl_counters *out);
 

@@ -119,6 +119,7 @@ static const struct frozen layout[] = {
     AT(kvl_score_needs, repeat_first, 32),
     AT(kvl_score_needs, repeat_later, 40),
     AT(kvl_score_needs, repeat_tail, 48),
+    AT(kvl_score_needs, recent_queries, 56),
 
     AT(kvl_numbers, n, 0),
     AT(kvl_numbers, value, 8),
@@ -155,6 +156,9 @@ static const struct frozen layout[] = {
     AT(kvl_score_input, rope_freq, 128),
     AT(kvl_score_input, witness, 136), /* from here on: ABI 1.2 */
     AT(kvl_score_input, n_witness, 144),
+    AT(kvl_score_input, position, 152),
+    AT(kvl_score_input, n_seen, 160),
+    AT(kvl_score_input, next, 164),
 
     AT(kvl_score, needs, 96),
     AT(kvl_score, ref, 104),
@@ -221,7 +225,7 @@ static void numbers_are_frozen(void **state)
     assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
     assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,
                      0x8421);
-    assert_int_equal(KVL_CODEC_NO_ROTATION, 16);
+    assert_int_equal(KVL_CODEC_NO_ROTATION | KVL_CODEC_HAS_COLUMNS, 48);
 }
 
 int main(void)

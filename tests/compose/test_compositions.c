@@ -27,6 +27,14 @@ static const char *const rests[] = {
     "table=runs/t-1.h5 @2-3 table=none @4-5 table=u.h5",
     "rot=hadamard @2-3 rot=random(seed=5) rope=pre",
     "tail=32 @3-7 v=f32 window=64 @8-8 k=int4 ktail=codec",
+    "read=pages(tokens=512,size=32,gqa=sum) @0-1 read=all",
+    "sink=4 tail=128 keep=snapkv budget=ada(removed=0.5) read=pages(tokens=256,dense=3)",
+};
+/* Tokens go alone, which codecs of groups do not let them. */
+static const char *const decode_rests[] = {
+    "keep=expected budget=ada(tokens=300) when=every:32 @2-3 when=full keep=critical(of=observed)",
+    "sink=4 tail=40 keep=chunk(of=snapkv,size=8) budget=layers(kept=0.5,share=1:2) when=full",
+    "rope=pre pos=compact keep=keydiff budget=ada(kept=0.25) when=every:7",
 };
 /* Codecs of keys alone, which take neither a rotation nor keys before RoPE. */
 static const char *const key_codecs[] = {"think", "think(ratio=0.7,recent=0)"};
@@ -53,8 +61,18 @@ static const struct {
     {"k=int4 v=gear keep=tova budget=uniform(tokens=64) when=every:16", 0, "use one that encodes single tokens"},
     {"int4 ktail=8 keep=h2o budget=uniform(tokens=64) when=full", 0, "use tail="},
     {"int4 keep=h2o budget=uniform(tokens=64) when=full pos=compact", 0, "add rope=pre"},
-    {"int4 keep=h2o budget=ada(tokens=64) when=full", 0, "use budget=uniform, or when=prefill"},
-    {"int4 keep=snapkv budget=uniform(tokens=64) when=full", 0, "use when=prefill, or one of"},
+    {"int4 keep=kvzip budget=ada(tokens=64) when=every:8", 0, "use when=prefill, or another score"},
+    {"int4 keep=noncausal budget=uniform(tokens=64) when=full", 0, "use when=prefill, or another score"},
+    {"int4 keep=oracle budget=uniform(tokens=64) when=every:8", 0, "use when=prefill, or another score"},
+    {"int4 keep=observed(gqa=max) budget=uniform(tokens=64) when=full", 0, "change them, or use when=prefill"},
+    {"int4 keep=tova budget=ada(tokens=64) when=every:8", 0, "use keep=tova with budget=uniform, or when=prefill"},
+    {"int4 keep=critical(of=tova) budget=uniform(tokens=64) when=every:8", 0, "use keep=tova with budget=uniform, or when=prefill"},
+    {"gear keep=snapkv budget=ada(tokens=64) when=every:8", 0, "use one that encodes single tokens"},
+    {"int4 keep=snapkv budget=ada(tokens=64) when=every:8 read=pages(tokens=64)", 0, "use when=prefill, or read=all"},
+    {"int4 read=pages", 0, "write read=pages(tokens=N)"},
+    {"int4 read=pages(tokens=64,size=8)", 0, "from 16 to 4096"},
+    {"int4 read=pages(tokens=64,gqa=mean)", 0, "max sum"},
+    {"int4 read=some", 0, "all pages"},
     {"int4 keep=h2o budget=uniform(tokens=64) when=full read=pages(tokens=64)", 0, "use when=prefill, or read=all"},
     {"int4 pos=compact", 0, "add keep= and budget=, or window="},
     {"int4 when=full", 0, "add keep= and budget="},
@@ -91,7 +109,8 @@ static void assert_same_entry(const struct kvl_layer_spec *a, const struct kvl_l
     }
     assert_true(a->rope == b->rope && a->rot == b->rot && a->rot_seed == b->rot_seed && a->korder == b->korder &&
                 a->sink == b->sink && a->window == b->window && a->pos == b->pos && a->n_keep == b->n_keep &&
-                a->budget.plugin == b->budget.plugin);
+                a->budget.plugin == b->budget.plugin && a->when == b->when && a->every == b->every && a->read == b->read && a->pages.tokens == b->pages.tokens &&
+                a->pages.size == b->pages.size && a->pages.gqa == b->pages.gqa && a->pages.dense == b->pages.dense);
 }
 
 static void assert_exact_pages(const struct kvl_layer_spec *entry, uint32_t head_dim)
@@ -155,6 +174,22 @@ static void every_composition(void **state)
             for (size_t r = 0; r < COUNT(rests); r++) check_composition(codecs[k], codecs[v], rests[r]);
 }
 
+static bool tokens_go_alone(const char *codec)
+{
+    struct kvl_spec *spec = parsed(codec);
+    const bool movable = ((const struct kvl_codec *)kvl_spec_layer(spec, 0)->codec[KVL_SIDE_K].plugin)->flags & KVL_CODEC_MOVABLE;
+    kvl_spec_free(&spec);
+    return movable;
+}
+
+static void compositions_that_evict_while_decoding(void **state)
+{
+    for (size_t k = 0; k < COUNT(codecs); k++)
+        for (size_t v = 0; v < COUNT(codecs); v++)
+            for (size_t r = 0; r < COUNT(decode_rests) && tokens_go_alone(codecs[k]) && tokens_go_alone(codecs[v]); r++)
+                check_composition(codecs[k], codecs[v], decode_rests[r]);
+}
+
 static void compositions_of_key_codecs(void **state)
 {
     for (size_t k = 0; k < COUNT(key_codecs); k++)
@@ -181,7 +216,7 @@ static void illegal_mixes_name_the_fix(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_codec_is_here), cmocka_unit_test(every_composition), cmocka_unit_test(compositions_of_key_codecs),
-                                       cmocka_unit_test(illegal_mixes_name_the_fix)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_codec_is_here), cmocka_unit_test(every_composition), cmocka_unit_test(compositions_that_evict_while_decoding),
+                                       cmocka_unit_test(compositions_of_key_codecs), cmocka_unit_test(illegal_mixes_name_the_fix)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

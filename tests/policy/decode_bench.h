@@ -5,6 +5,7 @@
 #include "cache.h"
 #include "random_table.h"
 #include "reference.h"
+#include "rescore.h"
 #include "rng.h"
 #include <math.h>
 #include <string.h>
@@ -19,7 +20,10 @@ struct bench {
     float *q, *k, *v, *got, *want, *angles;
     uint32_t n_tokens, rope_dim;
     bool rounded; /* exact rows in binary16 */
+    float *rope_freq, *w_o;          /* what scores read of a model: [BENCH_EMBD][H*G*D] */
+    struct kvl_prompt_model model;
 };
+enum { BENCH_EMBD = 8 };
 
 static size_t q_row(const struct bench *b) { return (size_t)b->dims.n_head * b->dims.head_dim; }
 static size_t kv_row(const struct bench *b) { return (size_t)b->dims.n_kv_head * b->dims.head_dim; }
@@ -40,6 +44,11 @@ static void open_bench(struct bench *b, const char *spec)
         b->angles[2 * i] = (float)cos(angle);
         b->angles[2 * i + 1] = (float)sin(angle);
     }
+    b->rope_freq = calloc(b->rope_dim / 2 + 1, sizeof *b->rope_freq);
+    b->w_o = calloc(BENCH_EMBD * q_row(b), sizeof *b->w_o);
+    for (uint32_t i = 0; i < b->rope_dim / 2; i++) b->rope_freq[i] = (float)pow(10000.0, -2.0 * (double)i / b->rope_dim);
+    for (size_t i = 0; i < BENCH_EMBD * q_row(b); i++) b->w_o[i] = (float)sin(0.29 * (double)i + 0.2);
+    b->model = (struct kvl_prompt_model){BENCH_EMBD, b->rope_dim, b->rope_freq};
     b->config = (struct kvl_cache_config){.n_ctx = b->n_tokens, .ubatch = 1, .protocol = KVL_P4_STREAMING, .exact = !b->rounded};
     if (kvl_spec_parse(spec, &b->spec) != KVL_OK) fail_msg("%s", kvl_error_text());
     assert_ok(kvl_spec_load_tables(b->spec, random_table, &b->dims));
@@ -61,7 +70,7 @@ static void close_bench(struct bench *b)
     kvl_buffer_free(&b->rotary);
     kvl_buffer_free(&b->out);
     kvl_spec_free(&b->spec);
-    free(b->q), free(b->k), free(b->v), free(b->got), free(b->want), free(b->angles);
+    free(b->q), free(b->k), free(b->v), free(b->got), free(b->want), free(b->angles), free(b->rope_freq), free(b->w_o);
 }
 
 static void random_rows(struct bench *b)
@@ -103,6 +112,7 @@ static void prompt_of_one(struct bench *b)
     }
     write_stage(b, 0);
     assert_ok(kvl_cache_fill_begin(b->cache, 0, 1, count, token, sum));
+    assert_ok(kvl_cache_remember(b->cache, 0, 0, b->stage, 0, 1));
     assert_ok(kvl_cache_fill_rows(b->cache, 0, 1, b->stage, b->rotary, b->rope_dim));
     assert_ok(kvl_cache_fill_end(b->cache, 0, 1, count));
     for (uint32_t r = 0; r < b->dims.n_head; r++) /* a query that sees one token returns its value */
@@ -114,6 +124,7 @@ static void feed_one(struct bench *b, uint32_t t)
     write_stage(b, t);
     assert_ok(kvl_cache_step(b->cache, 0, 1, b->stage, b->rotary, b->rope_dim, b->out));
     kvl_cache_advance(b->cache, 1);
+    if (kvl_rescore_due(b->cache, 0)) assert_ok(kvl_rescore_layer(b->cache, 0, &b->model, (struct kvl_rope){b->angles, b->rope_dim}, b->w_o));
     assert_ok(kvl_buffer_read(b->out, 0, q_row(b) * sizeof(float), b->got + t * q_row(b)));
 }
 

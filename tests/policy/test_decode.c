@@ -98,7 +98,8 @@ static void run_row(const struct row *row)
     open_bench(&b, row->spec);
     random_rows(&b);
     feed(&b);
-    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, NULL, b.want, n_held, held, n_gone, gone));
+    const struct kvl_reference_scores scores = {&b.model, b.w_o, NULL};
+    assert_ok(kvl_reference_evict(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, (struct kvl_rope){b.angles, b.rope_dim}, &scores, b.want, n_held, held, n_gone, gone));
     const double worst = largest_difference(b.got + q_row(&b), b.want + q_row(&b), (b.n_tokens - 1) * q_row(&b));
     print_message("    %-100s largest difference %.2e\n", row->spec, worst);
     for (uint32_t h = 0; h < b.dims.n_kv_head; h++) {
@@ -345,14 +346,9 @@ static void what_cannot_be_is_refused(void **state)
     } cases[] = {
         {"kivi keep=h2o budget=uniform(tokens=9) when=full", "encodes tokens in groups"},
         {"v=gear keep=tova budget=uniform(tokens=9) when=every:4", "codec gear"},
-        {"keep=snapkv budget=uniform(tokens=9) when=full", "one of random random_raw knorm streaming tova h2o"},
         {"keep=h2o(gqa=max) budget=uniform(tokens=9) when=full", "kvlab plugins h2o says why"},
-        {"keep=h2o budget=ada(tokens=9) when=full", "budget=uniform"},
-        {"keep=chunk(of=h2o) budget=uniform(tokens=9) when=full", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=full ktail=4", "use tail="},
         {"keep=h2o budget=uniform(tokens=9) when=full pos=compact", "add rope=pre"},
-        {"keep=keydiff budget=uniform(tokens=9) when=full rope=pre pos=compact", "use rope=post"},
-        {"keep=critical(of=h2o) budget=uniform(tokens=9) when=every:4", "keep=h2o alone"},
         {"keep=h2o budget=uniform(tokens=9) when=every:0", "is never"},
         {"keep=h2o budget=uniform(tokens=9) when=every:x", "not a number of tokens"},
         {"keep=h2o budget=uniform(tokens=9) when=always", "prefill every:N full"},

@@ -4,6 +4,7 @@
 
 extern const char kvl_text_compress_score_expected_card_md[];
 
+enum { RECENT_QUERIES = 256 }; /* while tokens are decoded: kvpress keeps so many */
 enum covariance { COV, NOCOV };
 enum value_norm { VNORM, NO_VNORM };
 
@@ -16,6 +17,7 @@ static void expected_needs(const void *priv, struct kvl_score_needs *out)
 {
     out->what = KVL_NEED_K | KVL_NEED_V | KVL_NEED_QUERY_STATS;
     out->first_query = (uint32_t)((const struct expected *)priv)->sink;
+    out->recent_queries = RECENT_QUERIES;
 }
 
 /* The mean rotation of a channel pair over the next `future` positions. */
@@ -29,7 +31,7 @@ static void mean_turns(const struct expected *o, const struct kvl_score_input *i
         const bool turns = i < in->rope_dim / 2;
         turn[i] = (struct turn){turns ? 0.0 : 1.0, 0.0};
         for (int32_t p = 0; turns && p < o->future; p++) {
-            const double angle = ((double)in->n_token + p) * in->rope_freq[i];
+            const double angle = ((double)kvl_score_next(in) + p) * in->rope_freq[i];
             turn[i].cos += cos(angle) / o->future;
             turn[i].sin += sin(angle) / o->future;
         }

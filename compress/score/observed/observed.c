@@ -16,10 +16,19 @@ static int observed_ref(const void *priv, const struct kvl_score_input *in, floa
     double *mean = calloc(n, sizeof *mean);
     if (mean == NULL) return -1;
     for (uint32_t h = 0; h < in->n_head; h++) {
-        for (uint32_t t = 0; t < n; t++) mean[t] = in->column_sum[(size_t)h * n + t] / (double)(n - t);
+        for (uint32_t t = 0; t < n; t++) mean[t] = in->column_sum[(size_t)h * n + t] / (double)kvl_score_seen_by(in, h / (in->n_head / in->n_kv_head), t);
         kvl_score_add_head(in, o->gqa, h, mean, n, score);
     }
     free(mean);
+    return 0;
+}
+
+/* Sums of the query heads of a kv head are one: of its mean and sum ref() makes the same, the largest would want a number a query head. */
+static int observed_running(const void *priv, uint32_t target, struct kvl_score_running *out)
+{
+    if (((const struct observed *)priv)->gqa == KVL_GROUP_MAX) return -1;
+    out->source = KVL_RUN_SUM;
+    out->by_ref = 1;
     return 0;
 }
 
@@ -30,4 +39,5 @@ const struct kvl_score kvl_score_observed = {
                            struct observed, kvl_text_compress_score_observed_card_md),
     .needs = observed_needs,
     .ref = observed_ref,
+    .running = observed_running,
 };
