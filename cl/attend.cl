@@ -9,7 +9,10 @@
  *   the first 2 to 16 lines of the next pages fetched ahead: nothing; whole pages: f16 132 | 212 instead of 72 | 77
  *   8 splits a compute unit instead of 4: f16 63 | 67 instead of 60 | 61; 2: 76 | 77
  *   two or three vectors side by side (KVL_WIDE) instead of four: int8 98 | 85 and 103 | 89 instead of 91 | 82
- *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero */
+ *   codes in pairs, to be multiplied with queries of 16 bits by one pmaddwd: LLVM 15 takes the pairs apart and multiplies each with a zero
+ * Keys that only RoPE restores are decoded 16 tokens side by side (columns()) and turned by the angle of their place in a slice, after queries were turned back by the
+ * slice's: int4 rope=pre 156 us (PoCL; f16 after RoPE 90), of which keys' decoding 20, waiting for codes 21, turning and multiplying 45, values 63. Token by token it was
+ * 2,200. With angles of 16 places, and queries turned back for every 16 tokens: 173; with arrays that do not begin at a line of the processor's cache: 164. */
 
 #if KVL_WG == 1
 #define KVL_BARRIER
@@ -42,14 +45,77 @@ void kvl_k_prepare_plain(const KVL_QS float *q, KVL_QS float *aux) {}
 #define kvl_k_prepare kvl_k_prepare_plain
 #endif
 
-/* What RoPE turns the key of the i-th token from place `position` on by. */
-#if KVL_RANKED
-#define KVL_TURNED_BY(position, i, rank) (rank)[(position) + (i)]
+/* Where a slice's tokens are: the first one's place, and, to restore keys, the last place that has a token; rows of the block behind it hold zeros. */
+#if KVL_RESTORES
+typedef struct {
+    uint first, last;
+} kvl_places;
+#define KVL_PLACES(first, last) (kvl_places){first, last}
 #else
-#define KVL_TURNED_BY(position, i, rank) ((position) + (i))
+#define kvl_places uint
+#define KVL_PLACES(first, last) first
 #endif
 
-#if KVL_RESTORES
+/* What RoPE turns the key of the i-th of these tokens by. */
+#if KVL_RANKED
+#define KVL_TURNED_BY(places, i, rank) (rank)[min((places).first + (i), (places).last)]
+#else
+#define KVL_TURNED_BY(places, i, rank) min((places).first + (i), (places).last)
+#endif
+
+/* Keys that nothing but RoPE restores, and those of codecs without scores(): 16 tokens side by side, channel by channel. */
+#define KVL_SIDE_BY_SIDE \
+    (KVL_VECTORS && KVL_K_HAS_COLUMNS && !KVL_K_HAS_SCORES && (!KVL_RESTORES || (KVL_K_RANK == 0 && KVL_K_ROT_M == 0 && !KVL_RANKED)))
+#define KVL_ABREAST (KVL_NQ <= 3 && KVL_SLICE % 32 == 0 ? 2 : 1)
+#if KVL_SIDE_BY_SIDE && KVL_ROPE_PRE
+#define KVL_LANES (KVL_SLICE * KVL_HD)
+#if KVL_ORDER_HALVES
+#define KVL_PAIR(i, part) (KVL_ROPE_FIRST + (i) + (part) * (turn.rope_dim / 2))
+#else
+#define KVL_PAIR(i, part) (KVL_ROPE_FIRST + 2 * (i) + (part))
+#endif
+
+/* RoPE's cosines and sines of positions 0 .. KVL_SLICE - 1, [pairs][2][KVL_SLICE]; last: the last position there is. */
+void kvl_lane_angles(kvl_turn turn, uint last, float *lanes)
+{
+    const uint pairs = turn.rope_dim / 2;
+    for (uint t = 0; t < KVL_SLICE; t++)
+        for (uint i = 0; i < pairs; i++) {
+            const float2 angle = turn.rotary[(ulong)min(t, last) * pairs + i];
+            lanes[i * 2 * KVL_SLICE + t] = angle.x;
+            lanes[(i * 2 + 1) * KVL_SLICE + t] = angle.y;
+        }
+}
+
+/* Queries turned back by `position`, first and second channels of the pairs apart: back [NQ][2][HD / 2]. */
+void kvl_turn_back(const float *q, kvl_turn turn, uint position, float *back)
+{
+    const uint pairs = turn.rope_dim / 2, whole = pairs / 16 * 16;
+    const global float *angle = (const global float *)(turn.rotary + (ulong)position * pairs);
+    for (uint i = 0; i < whole; i += 16) {
+        const float16 low = vload16(0, angle + 2 * i), high = vload16(1, angle + 2 * i);
+        const float16 c = (float16)(low.even, high.even), s = (float16)(low.odd, high.odd);
+        for (uint r = 0; r < KVL_NQ; r++) {
+            const float16 first = vload16(0, q + r * KVL_DQ + KVL_ROPE_FIRST + 2 * i), second = vload16(1, q + r * KVL_DQ + KVL_ROPE_FIRST + 2 * i);
+            const float16 a = (float16)(first.even, second.even), b = (float16)(first.odd, second.odd);
+            KVL_STORE16(fma(a, c, b * s), back + r * KVL_HD + i);
+            KVL_STORE16(fma(b, c, -(a * s)), back + r * KVL_HD + KVL_HD / 2 + i);
+        }
+    }
+    for (uint i = whole; i < pairs; i++)
+        for (uint r = 0; r < KVL_NQ; r++) {
+            const float c = angle[2 * i], s = angle[2 * i + 1], a = q[r * KVL_DQ + KVL_ROPE_FIRST + 2 * i], b = q[r * KVL_DQ + KVL_ROPE_FIRST + 2 * i + 1];
+            back[r * KVL_HD + i] = fma(a, c, b * s);
+            back[r * KVL_HD + KVL_HD / 2 + i] = fma(b, c, -(a * s));
+        }
+}
+#define KVL_PREPARED lanes
+#else
+#define KVL_LANES 0
+#define KVL_PREPARED aux
+#endif
+
+#if KVL_RESTORES && !KVL_SIDE_BY_SIDE
 /* The keys [KVL_KEY] of token t of a block of stream h as queries see them; position: the token's. */
 void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t, kvl_turn turn, uint position, float *k)
 {
@@ -58,13 +124,48 @@ void kvl_read_key(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, 
 }
 #endif
 
-/* Scores of KVL_SLICE tokens from t0 on, the first of which has position `position`. rank: the head's ranks by place, with KVL_RANKED. */
+/* Scores of KVL_SLICE tokens from t0 on. rank: the head's ranks by place, with KVL_RANKED. */
 #if KVL_VECTORS && KVL_K_HAS_SCORES
 #define kvl_key_scores(block, table, h, t0, q, aux, turn, position, rank, out) kvl_k_scores(block, table, t0, q, aux, out)
+#elif KVL_SIDE_BY_SIDE
+/* RoPE's turn by p + i is that by p, which queries are turned back by once for a slice, and that by i: (R(p) R(i) k) . q = (R(i) k) . (R(-p) q). */
+void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const float *q, const float *lanes, kvl_turn turn, kvl_places position,
+                    const global uint *rank, float *out)
+{
+#if KVL_ROPE_PRE
+    float back[KVL_NQ * KVL_HD];
+    kvl_turn_back(q, turn, min(position.first, position.last), back);
+#endif
+    for (uint t = 0; t < KVL_SLICE; t += 16 * KVL_ABREAST) {
+        float keys[KVL_ABREAST][KVL_DK * 16] __attribute__((aligned(64)));
+        float16 dot[KVL_ABREAST * KVL_NQ];
+        KVL_UNROLL for (uint i = 0; i < KVL_ABREAST * KVL_NQ; i++) dot[i] = 0.0f;
+        KVL_UNROLL for (uint w = 0; w < KVL_ABREAST; w++) kvl_k_columns(block, table, t0 + t + 16 * w, keys[w]);
+#if KVL_ROPE_PRE
+        for (uint i = 0; i < turn.rope_dim / 2; i++) {
+            KVL_UNROLL for (uint w = 0; w < KVL_ABREAST; w++)
+            {
+                const float *angles = lanes + i * 2 * KVL_SLICE + t + 16 * w;
+                const float16 a = vload16(KVL_PAIR(i, 0), keys[w]), b = vload16(KVL_PAIR(i, 1), keys[w]), c = vload16(0, angles), s = vload16(0, angles + KVL_SLICE);
+                kvl_add_to_rows(dot + w * KVL_NQ, back + i, KVL_HD, fma(a, c, -(b * s)));
+                kvl_add_to_rows(dot + w * KVL_NQ, back + KVL_HD / 2 + i, KVL_HD, fma(a, s, b * c));
+            }
+        }
+#endif
+        for (uint c = 0; c < KVL_DQ; c++) {
+#if KVL_ROPE_PRE
+            if (c == KVL_ROPE_FIRST) c += turn.rope_dim;
+            if (c >= KVL_DQ) break;
+#endif
+            KVL_UNROLL for (uint w = 0; w < KVL_ABREAST; w++) kvl_add_to_rows(dot + w * KVL_NQ, q + c, KVL_DQ, vload16(c, keys[w]));
+        }
+        KVL_UNROLL for (uint i = 0; i < KVL_ABREAST * KVL_NQ; i++) KVL_STORE16(dot[i], out + i % KVL_NQ * KVL_B + t + i / KVL_NQ * 16);
+    }
+}
 #elif KVL_VECTORS && KVL_RESTORES
 /* 16 keys side by side, channel by channel. */
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, kvl_places position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t += 16) {
         float k[KVL_KEY], keys[KVL_KEY * 16];
@@ -81,7 +182,7 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
 }
 #else
 void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint h, uint t0, const KVL_QS float *q,
-                    const KVL_QS float *aux, kvl_turn turn, uint position, const global uint *rank, KVL_QS float *out)
+                    const KVL_QS float *aux, kvl_turn turn, kvl_places position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t++) {
         float dot[KVL_NQ];
@@ -403,6 +504,10 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
     for (uint i = item; i < KVL_PARTS * KVL_NQ * KVL_DA; i += KVL_WG) acc[i] = 0.0f;
     KVL_BARRIER;
     for (uint r = item; r < KVL_NQ; r += KVL_WG) kvl_k_prepare(q + r * KVL_DQ, aux + r * KVL_AUX);
+#if KVL_LANES
+    float lanes[KVL_LANES] __attribute__((aligned(64)));
+    kvl_lane_angles(turn, all_end - 1, lanes);
+#endif
     KVL_BARRIER;
 
     /* Blocks: first those of the sink rows, then those of the body and whatever follows it in full precision. */
@@ -431,7 +536,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
         if (k_encoded) {
             const global uchar *block = kvl_page(KVL_SLAB_ARGS, table[kvl_k_entry(h, index, view)]);
             for (uint t0 = item * KVL_SLICE; t0 < KVL_B; t0 += KVL_WG * KVL_SLICE)
-                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, aux, turn, base + t0, KVL_RANKS_OF(h), s + t0);
+                kvl_key_scores(block, kvl_k_table(tables, h, view), h, index % KVL_K_P + t0, q, KVL_PREPARED, turn, KVL_PLACES(base + t0, all_end - 1), KVL_RANKS_OF(h), s + t0);
         }
         KVL_BARRIER;
         if (is_sink || k_all_end < limit) {

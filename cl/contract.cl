@@ -15,6 +15,9 @@
  * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_SCORES)
  *           void  KVL_FN(prepare)(q, aux)                           KVL_AUX floats of one query row, once a query
  *           void  KVL_FN(scores)(block, table, t0, q, aux, out)     out[r * KVL_B + i] = q row r . token t0 + i, i < KVL_SLICE
+ * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_COLUMNS)
+ *           void  KVL_FN(columns)(block, table, t0, float *x)       x[c * 16 + i] = channel c of token t0 + i, all channels of 16 tokens (t0 a multiple of
+ *                                                                   16): for keys that are restored before they are multiplied, and instead of scores()
  * optional, on devices with KVL_VECTORS (KVL_CODEC_HAS_ACCUMULATE)
  *           void  KVL_FN(accumulate)(block, table, t0, p, acc)      acc[r * KVL_D + c] += sum_i p[r * KVL_B + i] * token t0 + i
  *

@@ -74,6 +74,7 @@ enum {
     KVL_CODEC_NEEDS_TABLE = 2, /* shape() asks for a calibration table and calibrate() makes one */
     KVL_CODEC_HAS_SCORES = 4,  /* device body has prepare(), scores() (K) */
     KVL_CODEC_HAS_ACCUMULATE = 8, /* device body has accumulate() (V) */
+    KVL_CODEC_HAS_COLUMNS = 32, /* device body has columns() (K) */
     KVL_CODEC_NO_ROTATION = 16 /* tells channels apart by what they hold: refused with rot= */
 };
 

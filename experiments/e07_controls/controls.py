@@ -17,7 +17,7 @@ import paired  # noqa: E402
 E05 = HERE.parent / "e05_quant_signs"
 MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 SINKS, WINDOW, CONTEXT = 4, 512, 4096
-SHARES = {"int8": 17 / 32, "int4": 9 / 32, "int3": 7 / 32, "int2": 5 / 32}  # of 16 bits, in bytes
+SHARES = {"q8_0": 17 / 32, "int4": 9 / 32, "int3": 7 / 32, "int2": 5 / 32}  # of 16 bits, in bytes
 
 
 def specs(kind, share, tokens):
@@ -84,7 +84,7 @@ def draw(args):
         axes.errorbar([int(row["resident_bytes_4096"]) / 2**20 for row in own], [float(row["kld"]) for row in own], [float(row["kld_half"]) for row in own], fmt=shape, color=colour,
                       capsize=2, linewidth=1, label={"recency": "4 sinks and the newest tokens", "oracle": "oracle: tokens that will be looked at"}[kind])
     own = [row for row in rows if row["control"] == "recency"]
-    axes.plot([int(row["resident_bytes_4096"]) / 2**20 for row in own], [float(row["kld_uniform"]) for row in own], "P-", color="#D55E00", linewidth=1, label="all tokens as integers, one group a head")
+    axes.plot([int(row["resident_bytes_4096"]) / 2**20 for row in own], [float(row["kld_uniform"]) for row in own], "P-", color="#D55E00", linewidth=1, label="all tokens as integers")
     for row in own:
         axes.annotate(row["codec"], (int(row["resident_bytes_4096"]) / 2**20, float(row["kld_uniform"])), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set(yscale="log", xlabel="MiB resident at 4096 tokens", ylabel="KLD to f16, nats a token (95 %)")

@@ -5,6 +5,7 @@
     experiments/e23_additivity/additivity.py --figure    caches.csv, additivity.csv -> additivity.svg (needs matplotlib too)
 """
 import csv
+import re
 import sys
 from pathlib import Path
 
@@ -12,11 +13,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import paired  # noqa: E402
 
+LATENTS = ("latent(rank=64,of=int4) rot=hadamard", "k=int8 v=latent(rank=48,of=int8)", "latent(rank=48)")
 SNAPKV = "keep=snapkv(window=32,kernel=7,pool=max) budget=uniform(removed=0.5)"
 # where tokens are evicted -> what their scores read, evictions, quantizations
 SETTINGS = {
     "prompt": ({"snapkv": ("exact", SNAPKV), "streaming": ("position", "keep=streaming budget=uniform(removed=0.5)"),
-                "knorm": ("exact", "keep=knorm budget=uniform(removed=0.5)")}, ("int8", "int4", "int2", "kivi(residual=0)", "int4 rot=hadamard")),
+                "knorm": ("exact", "keep=knorm budget=uniform(removed=0.5)")}, ("int8", "int4", "int2", "kivi(residual=0)", "int4 rot=hadamard", *LATENTS)),
     "decode": ({name: (source, f"keep={name} budget=uniform(tokens=96) when=full") for name, source in
                 (("tova", "used"), ("h2o", "used"), ("streaming", "position"))}, ("int8", "int4", "int2")),
 }
@@ -87,12 +89,14 @@ def write_table(path, summary, rows):
 
 def kind_of(spec):
     """Groups of the figure: what tokens cost, and the controls that figures of evictions show."""
+    if "latent(" in spec:
+        return "latent, both" if "keep=" in spec else "latent"
     if not spec.startswith("keep="):
         return "both" if "keep=" in spec else "quantized"
     return {"keep=streaming": "recency", "keep=oracle": "oracle"}.get(spec.split()[0], "evicted")
 
 
-COLOURS = {"evicted": "#56B4E9", "recency": "black", "oracle": "#CC79A7", "quantized": "#D55E00", "both": "#009E73"}
+COLOURS = {"evicted": "#56B4E9", "recency": "black", "oracle": "#CC79A7", "quantized": "#D55E00", "both": "#009E73", "latent": "#999999", "latent, both": "#E69F00"}
 MARKERS = {"snapkv": "o", "streaming": "s", "knorm": "^", "tova": "D", "h2o": "v"}
 
 
@@ -134,7 +138,8 @@ def main():
     args = paired.parse_arguments(__doc__, HERE, "runs", "additivity.svg")
     if args.figure or args.figure_path:
         return draw(args)
-    runs = {"prompt": paired.read_runs(args.kvlab, args.runs / "e22_ranking", args.runs / "e23_additivity"), "decode": paired.read_runs(args.kvlab, args.runs / "e23_decode")}
+    without_table = lambda facts: re.sub(r" table=\S+", "", facts["config_kv_given"])
+    runs = {"prompt": paired.read_runs(args.kvlab, args.runs / "e22_ranking", args.runs / "e23_additivity", key=without_table), "decode": paired.read_runs(args.kvlab, args.runs / "e23_decode")}
     rows, summary = judge(runs), list(summaries(runs["prompt"]))
     for row in front(summary):
         row["on_front"] = "yes"

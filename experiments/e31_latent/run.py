@@ -94,7 +94,7 @@ def evaluate(args, row):
     rest = ["-f", TEXT, *window, *WINDOWS, "--quiet", "-o", run_file(args, row)]
     if row in CACHES:
         spec, table = CACHES[row]
-        return output([args.program, "eval", "kld", "-m", MODEL, *rest, "--kv", spec + (f" table={table_of(args, table)}" if table else "")])
+        return output([args.program, "eval", "kld", "-m", MODEL, *rest, "--base-logits", args.work / "base", "--kv", spec + (f" table={table_of(args, table)}" if table else "")])
     model = args.work / f"{row.replace(' ', '_').replace('+', '_')}.gguf"
     if not model.exists():
         output([sys.executable, HERE / "to_mla.py", MODEL, model, "--moments", moments_of(args), *CONVERTED[row].split()])

@@ -116,7 +116,8 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         {"RANKED", layer->cells != 0 && layer->pos == KVL_POS_COMPACT}, {"SLIDES", !plan->evicts && layer->pos == KVL_POS_COMPACT},
         {"K_TAIL", plan->evicts ? k->tail : 0}, {"K_UNIT", plan->evicts ? k->shape.unit : 1},
         {"V_TAIL", plan->evicts ? v->tail : 0}, {"V_UNIT", plan->evicts ? v->shape.unit : 1},
-        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre && !k->record.rebuilt}, /* such keys are restored one by one */
+        {"K_HAS_SCORES", (k->codec->flags & KVL_CODEC_HAS_SCORES) != 0 && !pre && !k->record.rebuilt}, /* such keys are restored first */
+        {"K_HAS_COLUMNS", (k->codec->flags & KVL_CODEC_HAS_COLUMNS) != 0},
         {"V_HAS_ACCUMULATE", (v->codec->flags & KVL_CODEC_HAS_ACCUMULATE) != 0 && !joint && !v->record.rebuilt},
         {"ROPE_PRE", pre}, {"ROPE_FIRST", plan->dims.joint_value_dim}, {"ORDER_HALVES", layer->korder == KVL_KORDER_HF},
         {"K_ROT_M", k->rot_m}, {"K_ROT_D", k->rot_d}, {"V_ROT_M", v->rot_m}, {"V_ROT_D", v->rot_d},

@@ -371,7 +371,16 @@ const struct kvl_command kvl_cmd_plugins = {
     .name = "plugins",
     .summary = "list the strategies of this build, or show one's options and method card",
     .words = "[NAME]",
-    .details = "Bits per element include scales and zero points, at head dimension 64 and default options.\n"
+    .details = "What --kv takes: words with spaces between them, quoted in a shell. A preset; or a codec for keys and values; or key=value:\n\n"
+               "  k= v= kv=           codecs                              rope=post|pre         keys stored after or before RoPE\n"
+               "  sink=N              first tokens, exact                 tail=N ktail= vtail=  newest tokens, exact\n"
+               "  window=W            sliding window behind the sinks     rot=none|hadamard|random(seed=N)\n"
+               "  keep=SCORE          which tokens stay                   budget=BUDGET         how many\n"
+               "  when=prefill|every:N|full                               pos=keep|compact      positions of what stays\n"
+               "  read=all|pages(..)  what a query reads                  table=FILE            of kvlab calibrate\n"
+               "  korder=gguf|hf      order of a key's channels           @a-b key=...          overrides for layers a to b\n\n"
+               "    --kv int4        --kv \"k=int8 v=int4 sink=4 tail=64\"        --kv \"keep=snapkv budget=uniform(kept=0.5)\"\n\n"
+               "Bits per element include scales and zero points, at head dimension 64 and default options.\n"
                "Example: kvlab plugins int4",
     .options = options,
     .n_options = sizeof options / sizeof *options,

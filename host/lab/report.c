@@ -7,6 +7,7 @@
 
 /* Groups that the page does not show, most of a file. */
 static const char *const not_shown[] = {"/steps", "/logits", "/tokens", "/evictions/positions", "/evictions/gone"};
+static const char *const not_shown_of_evictions[] = {"eviction", "source", "target", "first"};
 /* Values of an array that the page gets: all layers and heads, kernels and chunks of real runs. */
 enum { MOST_VALUES = 1 << 16 };
 
@@ -16,6 +17,9 @@ static kvl_status add_run(cJSON *runs, const char *path)
     cJSON *tree = NULL;
     KVL_TRY(kvl_run_read(path, MOST_VALUES, &tree));
     for (size_t i = 0; i < sizeof not_shown / sizeof *not_shown; i++) cJSON_DeleteItemFromObject(tree, not_shown[i]);
+    cJSON *evictions = cJSON_GetObjectItem(cJSON_GetObjectItem(tree, "/evictions"), "data");
+    for (size_t i = 0; i < sizeof not_shown_of_evictions / sizeof *not_shown_of_evictions; i++)
+        cJSON_DeleteItemFromObject(evictions, not_shown_of_evictions[i]);
     if (cJSON_AddItemToArray(runs, tree))
         tree = NULL;
     else

@@ -13,7 +13,7 @@
 /* ---- programs ---- */
 
 struct kvl_xcheck_program {
-    char name[96], digest[17]; /* digest: first half of the text's sha256 */
+    char name[96], digest[17]; /* digest: first half of the sha256 of what a GPU takes of the text */
     char *text;                /* options are #defines at its top */
 };
 

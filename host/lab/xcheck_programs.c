@@ -5,8 +5,12 @@
 #include "mem.h"
 #include "registry.h"
 #include "xcheck.h"
+#include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* No optional capability: the text that runs everywhere. */
 static const struct kvl_caps gpu = {.type = KVL_DEVICE_GPU, .max_work_group = 256, .float_width = 1};
@@ -59,6 +63,49 @@ done:
     return status;
 }
 
+/* Of what a GPU's compiler takes of the text: macros applied, branches of processors and comments left out, no spaces. So a change that is for processors alone,
+ * or of a comment, does not make rows of the table old. The C compiler of this machine does it (cc, clang's macros and OpenCL's version defined). */
+static kvl_status digest_text(const char *path, char hex[65])
+{
+    kvl_status status = KVL_OK;
+    struct kvl_text command = {0}, taken = {0};
+    char line[4096], word[sizeof line];
+    FILE *cc = NULL;
+    KVL_TRY(kvl_text_printf(&command, "cc -E -P -undef -x c -D__OPENCL_VERSION__=120 -D__clang__ '%s'", path));
+    if ((cc = popen(command.data, "r")) == NULL) KVL_TRY(kvl_fail(KVL_E_IO, "cannot start cc: %s", strerror(errno)));
+    while (fgets(line, sizeof line, cc) != NULL) {
+        size_t n = 0;
+        for (const char *c = line; *c; c++)
+            if (!isspace((unsigned char)*c)) word[n++] = *c;
+        KVL_TRY(kvl_text_append(&taken, word, n));
+    }
+    const int result = pclose(cc);
+    cc = NULL;
+    if (result != 0 || taken.size == 0) KVL_TRY(kvl_fail(KVL_E_VERIFY, "%s: cc -E refused the text (or there is no cc in $PATH)", path));
+    KVL_TRY(kvl_sha256(taken.data, taken.size, hex));
+done:
+    if (cc) pclose(cc);
+    kvl_text_free(&command);
+    kvl_text_free(&taken);
+    return status;
+}
+
+static kvl_status digest_of(const struct kvl_text *text, char hex[65])
+{
+    kvl_status status = KVL_OK;
+    char path[512];
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/kvlab-xcheck-XXXXXX", folder && *folder ? folder : "/tmp");
+    const int fd = mkstemp(path);
+    if (fd < 0) return kvl_fail(KVL_E_IO, "%s: cannot create: %s", path, strerror(errno));
+    close(fd);
+    KVL_TRY(kvl_file_write(path, text->data, text->size));
+    KVL_TRY(digest_text(path, hex));
+done:
+    unlink(path);
+    return status;
+}
+
 /* Programs with equal texts are taken once. */
 static kvl_status add(struct list *list, const char *name, const char *options, const struct kvl_source *parts, size_t n_parts)
 {
@@ -68,7 +115,7 @@ static kvl_status add(struct list *list, const char *name, const char *options, 
     char digest[65];
     KVL_TRY(append_defines(options, &text));
     KVL_TRY(kvl_program_text(&gpu, parts, n_parts, &text));
-    KVL_TRY(kvl_sha256(text.data, text.size, digest));
+    KVL_TRY(digest_of(&text, digest));
     snprintf(program.name, sizeof program.name, "%s", name);
     snprintf(program.digest, sizeof program.digest, "%.16s", digest);
     for (size_t i = 0; i < list->n; i++)

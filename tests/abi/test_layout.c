@@ -225,7 +225,7 @@ static void numbers_are_frozen(void **state)
     assert_int_equal(KVL_ROPE_POST | KVL_ROPE_PRE << 4, 0x21);
     assert_int_equal(KVL_CODEC_MOVABLE | KVL_CODEC_NEEDS_TABLE << 4 | KVL_CODEC_HAS_SCORES << 8 | KVL_CODEC_HAS_ACCUMULATE << 12,
                      0x8421);
-    assert_int_equal(KVL_CODEC_NO_ROTATION, 16);
+    assert_int_equal(KVL_CODEC_NO_ROTATION | KVL_CODEC_HAS_COLUMNS, 48);
 }
 
 int main(void)

@@ -14,7 +14,7 @@ cd "$work"
 fail() { echo "FAILED: $*"; exit 1; }
 model=$root/data/models/tiny.gguf
 for kv in f16 int8 int4 "sink=2 window=24"; do "$program" eval kld -m "$model" -f "$root/LICENSE" -c 64 --chunks 17 --kv "$kv" --profile -o "runs/${kv#* }.h5" &>/dev/null; done
-"$program" eval kld -m "$model" -f "$root/LICENSE" --kv "int4 keep=h2o budget=uniform(kept=0.5)" --protocol compress-then-score --context 48 --score 16 --chunks 3 --loss --layer-errors -o runs/h2o.h5 &>/dev/null
+"$program" eval kld -m "$model" -f "$root/LICENSE" --kv "f16 keep=snapkv(window=4) budget=uniform(kept=0.5)" --protocol compress-then-score --context 48 --score 16 --chunks 3 --loss --layer-errors -o runs/snapkv.h5 &>/dev/null
 hostile='<img src=x onerror=console.error(1)><!--.h5'
 "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 2 -o "runs/$hostile" &>/dev/null
 "$program" bench -m "$model" -p 16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
@@ -100,7 +100,7 @@ try:
     before = page.run("document.activeElement.value")
     page.press("ArrowDown")
     assert page.run("document.activeElement.value") != before, "ArrowDown chooses nothing"
-    tab_to("e.tagName === 'SUMMARY' && e.closest('#quality')")
+    tab_to("e.tagName === 'SUMMARY' && e.closest('#quality .repeat')")
     page.press("Enter")
     assert page.run("document.querySelector('#quality .repeat').open") is True, "Enter opens nothing"
     tab_to("e.textContent === 'perplexity'")
@@ -112,24 +112,29 @@ try:
     assert len(up) == 6 and up == sorted(up) and down == up[::-1], (up, down)
 
     page.run("document.querySelectorAll('#quality select').forEach((e) => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })")
+    assert page.run("document.getElementById('missing').textContent").startswith("Not on a logarithmic axis: f16, at 0. "), "what an axis cannot show is named"
+    page.run("(() => { const e = document.querySelectorAll('#quality select')[2]; e.value = 'linear'; e.dispatchEvent(new Event('change')); })()")
     shapes = dict(page.run("Chart.getChart(document.querySelector('#quality canvas')).data.datasets.map((s) => [s.label, s.pointStyle])"))
     assert {name: shape for name, shape in shapes.items() if "control" in name} == {
         "int8 (control: uniform quantization)": "rect", "int4 (control: uniform quantization)": "rect", "sink=2 window=24 (control: recency)": "triangle",
         "control: uniform quantization": None} and shapes["f16"] == "circle", shapes
     assert page.run("document.getElementById('missing').textContent") == "Controls that these runs lack: oracle (best tokens, chosen afterwards)."
-    # snapkv(window=4) has a window of its own, and is no control
-    labels = page.run("[...document.querySelectorAll('#quality .legend li')].map((e) => e.textContent)")
-    assert [label.split()[0] for label in labels] == [str(i + 1) for i in range(len(labels))] and len(labels) == 4, labels
+    legend = lambda: page.run("[...document.querySelectorAll('#quality .legend li')].map((e) => e.textContent)")
+    assert [label.split()[0] for label in legend()] == ["1", "2", "3", "4"], legend()
+    group = lambda index: page.run(f"(() => {{ const e = document.querySelector('#quality select'); e.selectedIndex = {index}; e.dispatchEvent(new Event('change')); }})()")
+    group(1)
+    assert len(legend()) == 1 and "snapkv(window=4)" in legend()[0] and "control" not in legend()[0], legend() # its window is an option of the score
+    group(0)
     for figure, n in (("quality", 4), ("roofline", 1)):
         command = page.run(f"document.querySelector('#{figure} .repeat code').textContent")
         assert command.count(" &&\n") == n and command.endswith(" report runs -o page.html") and "eval kld" in command, command
 
     # Heat maps of the run that evicts: what each layer and head keeps, loses and rounds; means over evictions are those of the file.
-    run = page.run("[...document.querySelectorAll('#heat select')[0].options].findIndex((o) => o.textContent.includes('h2o.h5'))")
+    run = page.run("[...document.querySelectorAll('#heat select')[0].options].findIndex((o) => o.textContent.includes('snapkv.h5'))")
     choose = lambda which, index: page.run(f"(() => {{ const e = document.querySelectorAll('#heat select')[{which}]; e.selectedIndex = {index}; e.dispatchEvent(new Event('change')); }})()")
     choose(0, run)
     maps = page.run("[...document.querySelectorAll('#heat select')[1].options].map((o) => o.textContent)")
-    file = h5py.File("runs/h2o.h5")
+    file = h5py.File("runs/snapkv.h5")
     wanted = [*(f"{file['evictions'][name].attrs['long_name'].decode()}, mean over evictions" for name in ("kept", "mass_lost", "output_error")), file["layers/key_error"].attrs["long_name"].decode()]
     assert all(title in maps for title in wanted) and sum("by position" in title for title in maps) == 1, maps
     cells = lambda: [[float(x) for x in row] for row in page.run("[...document.querySelectorAll('#heat tbody tr')].map((r) => [...r.querySelectorAll('td')].map((c) => c.title.split(': ')[1].replace(',', '')))")]

@@ -8,6 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 export TMPDIR=$work/tmp
 mkdir tmp bin none
+for folder in bin none; do ln -s "$(command -v cc)" $folder/cc; done # it prepares the texts
 
 fail() { echo "FAILED: $*"; exit 1; }
 # EXIT-CODE ARGUMENTS...: runs xcheck on the one-kernel program norm.cl with the stand-in only.

@@ -105,7 +105,7 @@ static void float_defines(const void *priv, const struct kvl_codec_dims *dims, k
                  .init = name_##_init},                                                                                            \
         .roles = KVL_ROLE_K | KVL_ROLE_V,                                                                                          \
         .rope_stages = KVL_ROPE_POST | KVL_ROPE_PRE,                                                                               \
-        .flags = KVL_CODEC_MOVABLE | KVL_CODEC_HAS_SCORES | KVL_CODEC_HAS_ACCUMULATE,                                              \
+        .flags = KVL_CODEC_MOVABLE | KVL_CODEC_HAS_SCORES | KVL_CODEC_HAS_COLUMNS | KVL_CODEC_HAS_ACCUMULATE,                                              \
         .shape = float_shape,                                                                                                      \
         .bytes = float_bytes,                                                                                                      \
         .ref_encode = name_##_encode,                                                                                              \

@@ -43,6 +43,11 @@ void KVL_FN(move)(KVL_GLOBAL uchar *to, uint t_to, const KVL_GLOBAL uchar *from,
 
 #if KVL_VECTORS
 #if KVL_IS_K
+void KVL_FN(columns)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, float *x)
+{
+    for (uint c = 0; c < KVL_D; c++) KVL_STORE16(LOAD16(block, AT(t0, c)), x + c * 16);
+}
+
 #define WIDE (KVL_SLICE % (16 * KVL_WIDE) == 0 ? KVL_WIDE : 1)
 
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux) {}

@@ -648,10 +648,10 @@ static void int_defines(const void *priv, const struct kvl_codec_dims *dims, kvl
      .device_source = kvl_text_compress_codec_int_int_cl,                                                                          \
      .card = card_,                                                                                                                \
      .init = init_}
-#define CODEC(head_, movable_, encode_, decode_, answers_)                                                                                           \
+#define CODEC(head_, flags_, encode_, decode_, answers_)                                                                                           \
     {                                                                                                                              \
         .head = head_, .roles = KVL_ROLE_K | KVL_ROLE_V, .rope_stages = KVL_ROPE_POST | KVL_ROPE_PRE,                              \
-        .flags = (movable_) | KVL_CODEC_HAS_SCORES | KVL_CODEC_HAS_ACCUMULATE, .shape = int_shape, .bytes = int_bytes,             \
+        .flags = (flags_) | KVL_CODEC_HAS_SCORES | KVL_CODEC_HAS_ACCUMULATE, .shape = int_shape, .bytes = int_bytes,               \
         .ref_encode = encode_, .ref_decode = decode_, .defines = int_defines, .known_answers = answers_,                     \
         .n_known_answers = COUNT(answers_),                                                                                        \
     }
@@ -662,7 +662,7 @@ static void int_defines(const void *priv, const struct kvl_codec_dims *dims, kvl
         HEAD("int" #bits_, #bits_ "-bit integers, a scale and a zero point for each token and group of channels",                  \
              "round to nearest, per token and head; quantizer as in arXiv:2402.02750", int_options,                                \
              kvl_text_compress_codec_int_card_md, int##bits_##_init),                                                              \
-        KVL_CODEC_MOVABLE, int_encode, int_decode, int##bits_##_answers)
+        KVL_CODEC_MOVABLE | KVL_CODEC_HAS_COLUMNS, int_encode, int_decode, int##bits_##_answers)
 
 INT_CODEC(8);
 INT_CODEC(4);
@@ -672,7 +672,7 @@ INT_CODEC(2);
 const struct kvl_codec kvl_codec_kivi =
     CODEC(HEAD("kivi", "few-bit integers, keys scaled by channel over groups of tokens, values by token, newest tokens exact",
                "Liu et al., KIVI, ICML 2024, arXiv:2402.02750", kivi_options, kvl_text_compress_codec_int_kivi_md, kivi_init),
-          0, int_encode, int_decode, kivi_answers);
+          KVL_CODEC_HAS_COLUMNS, int_encode, int_decode, kivi_answers);
 
 const struct kvl_codec kvl_codec_gear =
     CODEC(HEAD("gear", "few-bit integers by channel (keys) or token, a low-rank part of the error and sparse outliers, blocks of tokens",

@@ -504,6 +504,35 @@ void KVL_FN(add_low_rank)(const KVL_GLOBAL half *in, const float *from, uint fro
 #endif
 
 #if KVL_IS_K
+#if !BLOCK
+void KVL_FN(columns)(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table, uint t0, float *x)
+{
+    const KVL_GLOBAL uchar *params = PARAM_BASE(block);
+    for (uint g = 0; g < N_GROUPS; g++) {
+#if TOKENS == 1
+        const float16 scale = PARAMS16(params, SCALE_AT(g * GROUP, t0)), zero = ZERO16(params, scale, g * GROUP, t0);
+#endif
+        for (uint b = 0; b < SPAN; b++) {
+            uchar16 bytes[WORD_BYTES];
+            KVL_UNROLL for (uint k = 0; k < WORD_BYTES; k++) bytes[k] = vload16(0, block + BYTE_AT(t0, ROW(g, k, b)));
+            KVL_UNROLL for (uint j = 0; j < WORD_CODES; j++)
+            {
+                const uint c = g * GROUP + j * SPAN + b;
+#if TOKENS > 1
+                const float scale = PARAM(params, SCALE_AT(c, t0));
+#if KVL_OPT_ASYM
+                const float zero = PARAM(params, ZERO_AT(c, t0));
+#else
+                const float zero = -OFFSET * scale;
+#endif
+#endif
+                KVL_STORE16(fma(convert_float16(KVL_CODES(bytes, j, KVL_OPT_BITS)), (float16)scale, (float16)zero), x + c * 16);
+            }
+        }
+    }
+}
+#endif
+
 /* aux[g] = sum of q over the group: the zero point's share of every score. */
 void KVL_FN(prepare)(const KVL_QS float *q, KVL_QS float *aux)
 {

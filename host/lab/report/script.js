@@ -357,4 +357,5 @@ document.querySelector("#provenance div").append(...rows.map((row) => element("d
   element("summary", {}, `${row.name}: ${row.label}`), element("p", {}, element("code", {}, row.command_line)),
   element("dl", {}, ...Object.entries(row).filter(([, value]) => typeof value !== "object").flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, text(value))])))));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((redraw) => redraw()));
-addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); document.querySelectorAll("canvas").forEach((canvas) => Chart.getChart(canvas)?.resize()); });
+addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((node) => { node.open = true; }); document.querySelectorAll("canvas").forEach((canvas) => Chart.getChart(canvas)?.resize(680, 340)); }); // a page of A4 less its margins
+addEventListener("afterprint", () => document.querySelectorAll("canvas").forEach((canvas) => Chart.getChart(canvas)?.resize()));
