@@ -163,7 +163,7 @@ CASES = [
     ("keep=snapkv(window=3,kernel=1) budget=ada(tokens=12,safeguard=0) when=full", snapkv, dict(window=3, kernel=1), 12, 1, dict(ada=0.0)),
     ("keep=expected budget=uniform(tokens=20) when=every:8", expected, {}, 20, 8, {}),
     ("keep=keydiff budget=ada(tokens=20) when=every:5", keydiff, {}, 20, 5, dict(ada=0.2)),
-    ("keep=observed budget=uniform(tokens=20) when=every:6", observed, {}, 20, 6, {}),
+    ("keep=observed budget=uniform(tokens=30) when=every:6", observed, {}, 30, 6, {}),
     ("keep=h2o budget=ada(tokens=20) when=every:6", h2o, dict(newest=10), 20, 6, dict(ada=0.2)),
     ("keep=lagkv(lag=8) budget=uniform(tokens=24) when=every:10", lagkv, {}, 24, 10, {}),
     ("keep=critical(of=snapkv(window=6)) budget=uniform(tokens=20) when=every:7", snapkv, dict(window=6), 20, 7, dict(wrap="critical")),
