@@ -23,6 +23,7 @@ class Layer:
         self.turned_q = np.stack([rope(self.q[t], t) for t in range(TOKENS)])
         self.turned_k = np.stack([rope(self.k[t], t) for t in range(TOKENS)])
         self.held, self.t = [[] for _ in range(HEADS)], 0
+        self.sums = np.zeros((HEADS, TOKENS))  # attention that tokens got while they were there
 
     def keys(self, h):
         return self.turned_k[self.held[h], h]
@@ -67,6 +68,17 @@ def keydiff(layer, h):
     unit = layer.keys(h) / np.linalg.norm(layer.keys(h), axis=1, keepdims=True)
     mean = unit.mean(axis=0)
     return -(unit @ mean) / np.linalg.norm(mean)
+
+
+def observed(layer, h):
+    held = np.array(layer.held[h])
+    return layer.sums[h, held] / GROUP / (layer.t + 1 - held)
+
+
+def h2o(layer, h, newest):
+    score = layer.sums[h, layer.held[h]] / GROUP
+    score[len(score) - newest:] = BIG
+    return score
 
 
 def lagkv(layer, h, sink=4, lag=8):
@@ -127,6 +139,7 @@ def stream(score, budget, every, ada=None, wrap=None):
         layer.t = t
         for h in range(HEADS):
             layer.held[h].append(t)
+            layer.sums[h, layer.held[h]] += layer.attention(t, h).sum(axis=0)
         out = [layer.attention(t, h) @ layer.values(h) for h in range(HEADS)]
         if t == 0 or t % every != 0 or sum(map(len, layer.held)) <= HEADS * budget:
             continue
@@ -150,10 +163,13 @@ CASES = [
     ("keep=snapkv(window=3,kernel=1) budget=ada(tokens=12,safeguard=0) when=full", snapkv, dict(window=3, kernel=1), 12, 1, dict(ada=0.0)),
     ("keep=expected budget=uniform(tokens=20) when=every:8", expected, {}, 20, 8, {}),
     ("keep=keydiff budget=ada(tokens=20) when=every:5", keydiff, {}, 20, 5, dict(ada=0.2)),
+    ("keep=observed budget=uniform(tokens=30) when=every:6", observed, {}, 30, 6, {}),
+    ("keep=h2o budget=ada(tokens=20) when=every:6", h2o, dict(newest=10), 20, 6, dict(ada=0.2)),
     ("keep=lagkv(lag=8) budget=uniform(tokens=24) when=every:10", lagkv, {}, 24, 10, {}),
     ("keep=critical(of=snapkv(window=6)) budget=uniform(tokens=20) when=every:7", snapkv, dict(window=6), 20, 7, dict(wrap="critical")),
     ("keep=critical(of=expected) budget=ada(tokens=18) when=every:6", expected, {}, 18, 6, dict(ada=0.2, wrap="critical")),
     ("keep=chunk(of=snapkv(window=6),size=4) budget=uniform(tokens=22) when=every:7", snapkv, dict(window=6), 22, 7, dict(wrap=4)),
+    ("keep=chunk(of=keydiff,size=5) budget=uniform(tokens=22) when=every:4", keydiff, {}, 22, 4, dict(wrap=5)),  # more than the budget in whole chunks
 ]
 
 

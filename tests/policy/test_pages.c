@@ -13,6 +13,7 @@ static const struct row {
     const struct kvl_cache_dims *dims;
     uint32_t n_tokens, rope_dim;
     bool rounded; /* exact rows and bounds in binary16 */
+    uint32_t prompt; /* tokens that come at once, before any chooses; 0 = 1 */
 } rows[] = {
     {"f32 read=pages(tokens=70)", &dims_smol, 300, 64},
     {"f16 read=pages(tokens=64,gqa=sum)", &dims_smol, 200, 64, true},
@@ -24,6 +25,8 @@ static const struct row {
     {"k=kivi(bits=4,group=32,residual=32) v=f16 read=pages(tokens=120)", &dims_smol, 260, 64}, /* pages of 32, sealed 32 at once */
     {"k=q8_0 v=q4_0 read=pages(tokens=64,size=48)", &dims_one, 200, 128},
     {"k=fp8_e4m3 v=turboquant read=pages(tokens=40)", &dims_odd, 120, 24},
+    {"f32 read=pages(tokens=70)", &dims_smol, 200, 64, false, 130},
+    {"int8 sink=4 tail=20 read=pages(tokens=60)", &dims_tiny, 180, 16, false, 101},
     {"f16 read=pages(tokens=1)", &dims_tiny, 60, 16},    /* less than what is always read */
     {"f16 sink=20 read=pages(tokens=9)", &dims_tiny, 60, 16},
     {"f16 read=pages(tokens=59)", &dims_tiny, 60, 16},   /* the last query alone chooses */
@@ -70,8 +73,29 @@ static void check_bytes(struct bench *b)
     assert_int_equal(reads.newest_bytes, read * b->dims.n_kv_head);
 }
 
+/* The first n tokens, whose keys RoPE has turned, as a prompt leaves them. */
+static void prompt_of(struct bench *b, uint32_t n)
+{
+    const uint32_t heads = b->dims.n_kv_head, d = b->dims.head_dim;
+    uint32_t count[8], *token = calloc((size_t)heads * n, sizeof *token);
+    float *k = calloc(kv_row(b), sizeof *k);
+    for (uint32_t i = 0; i < heads * n; i++) token[i] = i % n;
+    for (uint32_t h = 0; h < heads; h++) count[h] = n;
+    assert_ok(kvl_cache_fill_begin(b->cache, 0, n, count, token, NULL));
+    for (uint32_t t = 0; t < n; t++) {
+        write_stage(b, t);
+        memcpy(k, b->k + t * kv_row(b), kv_row(b) * sizeof *k);
+        for (uint32_t h = 0; h < heads; h++) kvl_reference_turn(k + (size_t)h * d, (struct kvl_rope){b->angles, b->rope_dim}, t, false);
+        assert_ok(kvl_buffer_write(b->stage, q_row(b) * sizeof *k, kv_row(b) * sizeof *k, k));
+        assert_ok(kvl_cache_fill_rows(b->cache, 0, 1, b->stage, b->rotary, b->rope_dim));
+    }
+    assert_ok(kvl_cache_fill_end(b->cache, 0, n, count));
+    free(token), free(k);
+}
+
 static void run_row(const struct row *row)
 {
+    const uint32_t first = row->prompt > 1 ? row->prompt : 1;
     struct bench b = {.dims = *row->dims, .n_tokens = row->n_tokens, .rope_dim = row->rope_dim, .rounded = row->rounded};
     open_bench(&b, row->spec);
     random_rows(&b);
@@ -80,13 +104,14 @@ static void run_row(const struct row *row)
     const struct kvl_rope rope = {b.angles, b.rope_dim};
     assert_true(most <= MOST_PAGES);
     if (b.plan.layer[0].pages.tokens != 0) assert_ok(kvl_reference_pages(&b.plan, 0, b.n_tokens, b.q, b.k, rope, n_read, page));
-    prompt_of_one(&b);
-    for (uint32_t t = 1; t < b.n_tokens; t++) {
+    if (row->prompt > 1) prompt_of(&b, row->prompt);
+    else prompt_of_one(&b);
+    for (uint32_t t = first; t < b.n_tokens; t++) {
         feed_one(&b, t);
         if (b.plan.layer[0].pages.tokens != 0) compare_pages(&b, row->spec, t, n_read, page);
     }
     assert_ok(kvl_reference_attend(&b.plan, 0, b.n_tokens, b.q, b.k, b.v, rope, b.want));
-    const double worst = largest_difference(b.got + q_row(&b), b.want + q_row(&b), (b.n_tokens - 1) * q_row(&b));
+    const double worst = largest_difference(b.got + first * q_row(&b), b.want + first * q_row(&b), (b.n_tokens - first) * q_row(&b));
     print_message("    %-80s largest difference %.2e\n", row->spec, worst);
     assert_true(worst < 3e-5);
     check_bytes(&b);
