@@ -17,6 +17,7 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 root = here.parent.parent
 MODEL = root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+LEAST_RATIO = 0.05  # that the figure shows
 EQUAL = 1.01  # "equal bytes": the better cache reserves at most this much of the other one's
 
 
@@ -211,16 +212,17 @@ def draw(args):
     for kind, shape, colour, shift in (("paper", "o", "#0072B2", -0.14), ("equal bytes", "s", "#D55E00", 0.14)):
         for n, row in enumerate(r for r in rows if r["as"] == kind):
             y = labels.index((row["sign"], row["bits"]) + ((row["where"],) if "RoPE" in row["sign"] else ())) + shift
-            scale = float(row["kld_other"])
-            left.plot(1 + float(row["difference"]) / scale, y, shape, color=colour, markersize=5, label=f"as: {kind}" if n == 0 else None)
+            ratio = lambda column: max(1 + float(row[column]) / float(row["kld_other"]), LEAST_RATIO)
+            left.plot(ratio("difference"), y, shape, color=colour, markersize=5, label=f"as: {kind}" if n == 0 else None)
             if row["low"]:
-                left.plot([1 + float(row[end]) / scale for end in ("low", "high")], [y, y], color=colour, linewidth=1.5)
+                left.plot([ratio(end) for end in ("low", "high")], [y, y], color=colour, linewidth=1.5)
     left.axvline(1, color="black", linewidth=0.8)
     left.set_yticks(range(len(labels)), [", ".join((*label[:1], f"{label[1]} bits", *label[2:])) for label in labels], fontsize=8)
     left.set_ylim(len(labels) - 0.5, -0.5)
-    left.set_xlim(left=0)
+    left.set_xscale("log")
+    left.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
     left.grid(axis="x", alpha=0.3)
-    left.set_xlabel("KLD of A / KLD of B, with the 95 % interval of the paired difference; left of 1: A is better")
+    left.set_xlabel("KLD of A / KLD of B, with the 95 % interval of the paired difference; left of 1: A is better (at the edge: less)")
     left.legend(loc="lower right")
 
     whole = [run for run in runs if "f16" not in run["kv"].replace("=", " ").split() and run["ctx"] == "512"]
