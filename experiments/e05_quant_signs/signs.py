@@ -17,6 +17,7 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 root = here.parent.parent
 MODEL = root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+LEAST_RATIO = 0.05  # that the figure shows
 EQUAL = 1.01  # "equal bytes": the better cache reserves at most this much of the other one's
 
 
@@ -102,6 +103,7 @@ SIGNS = [
           ("int2", 2, BOTH["token", "token"], "int2(group=32,scale=e4m3)", None),
           ("kivi", 2, BOTH["channel", "token"], both(kivi_with("scale=e4m3")), both(kivi_with("scale=e4m3", 16))))],
     *[(f"scales fp8 e4m3, 32 channels < fp16, 64, int{bits}", "channels", bits, f"int{bits}(group=32,scale=e4m3)", f"int{bits}", None, "") for bits in (4, 3, 2)],
+    ("scales fp8 e4m3, group 16 < fp16, 32, kivi", "tokens or channels", 2, both(kivi_with("scale=e4m3", 16)), BOTH["channel", "token"], None, ""),
     *[(f"clip at 0.95 < none, int{bits} with Hadamard", "64 channels", bits, f"quarot{bits}", f"int{bits} rot=hadamard", None, "open") for bits in (4, 3, 2)],
     ("K 4 bits, V 2 < K 2 bits, V 4, Hadamard", "64 channels", "4, 2", sides("int4", "int2", "rot=hadamard"), sides("int2", "int4", "rot=hadamard"), None, ""),
     *[(f"turboquant < Hadamard, int{bits}", "64 channels", bits, f"turboquant{bits}", f"int{bits} rot=hadamard", None, "") for bits in (4, 3, 2)],
@@ -210,16 +212,17 @@ def draw(args):
     for kind, shape, colour, shift in (("paper", "o", "#0072B2", -0.14), ("equal bytes", "s", "#D55E00", 0.14)):
         for n, row in enumerate(r for r in rows if r["as"] == kind):
             y = labels.index((row["sign"], row["bits"]) + ((row["where"],) if "RoPE" in row["sign"] else ())) + shift
-            scale = float(row["kld_other"])
-            left.plot(1 + float(row["difference"]) / scale, y, shape, color=colour, markersize=5, label=f"as: {kind}" if n == 0 else None)
+            ratio = lambda column: max(1 + float(row[column]) / float(row["kld_other"]), LEAST_RATIO)
+            left.plot(ratio("difference"), y, shape, color=colour, markersize=5, label=f"as: {kind}" if n == 0 else None)
             if row["low"]:
-                left.plot([1 + float(row[end]) / scale for end in ("low", "high")], [y, y], color=colour, linewidth=1.5)
+                left.plot([ratio(end) for end in ("low", "high")], [y, y], color=colour, linewidth=1.5)
     left.axvline(1, color="black", linewidth=0.8)
     left.set_yticks(range(len(labels)), [", ".join((*label[:1], f"{label[1]} bits", *label[2:])) for label in labels], fontsize=8)
     left.set_ylim(len(labels) - 0.5, -0.5)
-    left.set_xlim(left=0)
+    left.set_xscale("log")
+    left.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
     left.grid(axis="x", alpha=0.3)
-    left.set_xlabel("KLD of A / KLD of B, with the 95 % interval of the paired difference; left of 1: A is better")
+    left.set_xlabel("KLD of A / KLD of B, with the 95 % interval of the paired difference; left of 1: A is better (at the edge: less)")
     left.legend(loc="lower right")
 
     whole = [run for run in runs if "f16" not in run["kv"].replace("=", " ").split() and run["ctx"] == "512"]
@@ -238,6 +241,7 @@ def draw(args):
         k, _, v = name.replace(",residual=0", "").removeprefix("k=").partition(" v=")
         right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)
     right.set_yscale("log")
+    right.margins(x=0.1)
     right.set_xlabel("MiB resident at 4096 tokens (keys | values)")
     right.set_ylabel("KLD to f16, nats a token (error: windows)")
     right.grid(alpha=0.3)
