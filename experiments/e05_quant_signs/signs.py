@@ -237,9 +237,9 @@ def draw(args):
     uniform = [p for p in points if p[3] in ("int8", "int4", "int3", "int2")]
     right.plot([p[0] for p in uniform], [p[1] for p in uniform], ":", color="#0072B2", linewidth=1, label="control: integers, one group a head")
     right.legend(fontsize=8)
-    for x, y, _, name in points:
+    for x, y, _, name in best + [p for p in uniform if p not in best]:  # the others are in signs.md
         k, _, v = name.replace(",residual=0", "").removeprefix("k=").partition(" v=")
-        right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6.5)
+        right.annotate(f"{k} {v.removeprefix(k)}" if v.startswith(k) else f"{k} | {v}" if v else k, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=8)
     right.set_yscale("log")
     right.margins(x=0.1)
     right.set_xlabel("MiB resident at 4096 tokens (keys | values)")
