@@ -3,7 +3,9 @@
 cmake_minimum_required(VERSION 3.22)
 execute_process(COMMAND git describe --always --dirty --abbrev=12 WORKING_DIRECTORY ${ROOT} OUTPUT_VARIABLE revision
   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
-if(failed)
+# A copy without its own history, unpacked somewhere in another checkout, is not of that one's commit.
+execute_process(COMMAND git rev-parse --show-prefix WORKING_DIRECTORY ${ROOT} OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(failed OR prefix)
   set(revision unknown)
 endif()
 file(CONFIGURE OUTPUT ${OUT} CONTENT "extern const char kvl_revision[];\nconst char kvl_revision[] = \"${revision}\";\n")

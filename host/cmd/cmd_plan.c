@@ -249,7 +249,7 @@ static void print_table(const struct plan *plan)
 {
     static const char *const notes[KVL_MEM_CLASSES] = {[KVL_MEM_PAYLOAD] = "codes, sinks and tail, the context full",
                                                        [KVL_MEM_SCALE] = "scales and zero points",
-                                                       [KVL_MEM_INDEX] = "page table",
+                                                       [KVL_MEM_INDEX] = "page table; positions, scores, queries and bounds of pages that choosing takes",
                                                        [KVL_MEM_TABLE] = "calibration and rotation, shared by all tokens",
                                                        [KVL_MEM_SLACK] = "reserved and never filled",
                                                        [KVL_MEM_SCRATCH] = "forward pass and attention"};

@@ -223,7 +223,8 @@ const struct kvl_command kvl_cmd_xcheck = {
         "Builds every kernel with every codec for NVIDIA (sm_75, sm_80, sm_90), AMD (gfx906, gfx90a, gfx1030) and Intel (gen9, "
         "dg2, pvc),\n"
         "with clang-15, ptxas and ocloc, and shows registers, spills, private and local bytes and an estimate of how busy a\n"
-        "compute unit can be. Programs whose text and compiler are those of the table are not compiled again.\n"
+        "compute unit can be. Programs whose text, as cc -E leaves it for GPUs, and compiler are those of the table are not\n"
+        "compiled again.\n"
         "A build failure or spill that the table does not have ends with exit code 3; a vendor without compiler is skipped.\n\n"
         "    kvlab xcheck --only amd --match \"attend.cl int4\"\n"
         "    kvlab xcheck --update",

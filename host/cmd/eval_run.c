@@ -96,6 +96,7 @@ kvl_status eval_run(const struct eval_args *args, const struct eval_kind *kind, 
     struct kvl_eval_text text = {0};
     struct kvl_spec *spec = NULL, *base = NULL;
     struct kvl_eval *eval = NULL;
+    if (args->layer_errors && args->no_run_file) return kvl_fail(KVL_E_USAGE, "--layer-errors goes into the run file: leave --no-run-file out");
     KVL_TRY(kvl_spec_open(args->kv, &spec));
     if (args->base) KVL_TRY(kvl_spec_open(args->base, &base));
     KVL_TRY(kvl_rig_open(args->model, args->device, &rig));

@@ -3,8 +3,11 @@
 #include "log.h"
 #include "mem.h"
 #include "text.h"
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { DIGEST_BYTES = 64 };
 
@@ -16,6 +19,17 @@ struct kvl_base_logits {
     bool known;
 };
 
+/* Found out before anything is computed. */
+static kvl_status make_folder(const char *folder)
+{
+    struct stat info;
+    if (*folder == '\0') return kvl_fail(KVL_E_USAGE, "--base-logits: wanted a folder, found an empty text");
+    const kvl_status status = kvl_dir_make(folder);
+    if (status != KVL_OK) return status;
+    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)) return kvl_fail(KVL_E_USAGE, "--base-logits %s: it is there and no folder", folder);
+    return access(folder, R_OK | W_OK | X_OK) == 0 ? KVL_OK : kvl_fail(KVL_E_IO, "--base-logits %s: no files can be made there: %s", folder, strerror(errno));
+}
+
 kvl_status kvl_base_logits_open(const char *folder, const char *depends_on, uint32_t n_rows, uint32_t n_vocab, struct kvl_base_logits **out)
 {
     kvl_status status = KVL_OK;
@@ -25,7 +39,7 @@ kvl_status kvl_base_logits_open(const char *folder, const char *depends_on, uint
     kept->folder = folder;
     kept->row_bytes = (size_t)n_vocab * sizeof(float);
     kept->n_row_bytes = n_rows * kept->row_bytes;
-    KVL_TRY(kvl_dir_make(folder));
+    KVL_TRY(make_folder(folder));
     KVL_TRY(kvl_alloc(&kept->file, DIGEST_BYTES + kept->n_row_bytes, 1));
     KVL_TRY(kvl_sha256_file("/proc/self/exe", program));
     KVL_TRY(kvl_text_printf(&kept->depends_on, "program=%s\nrows=%u\nvocab=%u\n%s", program, n_rows, n_vocab, depends_on));

@@ -53,18 +53,35 @@ void kvl_eval_text_free(struct kvl_eval_text *text) { kvl_free(&text->tokens); }
 
 /* ---- windows ---- */
 
+/* What decides which kernels a device gets, and in which order they add. */
+static kvl_status print_kernels_of(const struct kvl_device *device, struct kvl_text *out)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_caps *caps = kvl_device_caps(device);
+    size_t n;
+    const struct kvl_tune_kernel *kernel = kvl_tune_kernels(&n);
+    KVL_TRY(kvl_text_printf(out, "device=%s %s %s %s\ncapabilities=%d %d %d %u %u\n", caps->platform, caps->name, caps->driver, caps->version, caps->fp16, caps->subgroups,
+                            caps->int_dot, caps->float_width, caps->compute_units));
+    for (size_t i = 0; i < n; i++) {
+        KVL_TRY(kvl_text_printf(out, "%s ", kernel[i].name));
+        KVL_TRY(kvl_setting_print(&kernel[i], &kvl_device_tuning(device)->setting[i], out));
+        KVL_TRY(kvl_text_append(out, "\n", 1));
+    }
+done:
+    return status;
+}
+
 /* What a base's logits depend on besides program and tokens. */
 static kvl_status base_depends_on(const struct kvl_eval *e, struct kvl_text *out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_eval_config *c = &e->config;
-    const struct kvl_caps *caps = kvl_device_caps(e->rig->device);
     struct kvl_text base = {0}, tables = {0};
+    KVL_TRY(print_kernels_of(e->rig->device, out));
     KVL_TRY(kvl_spec_resolved(c->base, &base));
     KVL_TRY(kvl_spec_tables_sha256(c->base, &tables));
-    KVL_TRY(kvl_text_printf(out, "device=%s %s %s %s\nmodel=%s\nbase=%s\ntables=%s\nprotocol=%s\nexact=%d\nubatch=%u\nn_ctx=%u\ncontext=%u\nfirst_scored=%u\n", caps->platform,
-                            caps->name, caps->driver, caps->version, e->rig->model->sha256, base.data, tables.size ? tables.data : "", kvl_protocol_name[c->protocol], c->exact,
-                            c->ubatch, c->n_ctx, e->layout.context, e->layout.first_scored));
+    KVL_TRY(kvl_text_printf(out, "model=%s\nbase=%s\ntables=%s\nprotocol=%s\nexact=%d\nubatch=%u\nn_ctx=%u\ncontext=%u\nfirst_scored=%u\n", e->rig->model->sha256, base.data,
+                            tables.size ? tables.data : "", kvl_protocol_name[c->protocol], c->exact, c->ubatch, c->n_ctx, e->layout.context, e->layout.first_scored));
 done:
     kvl_text_free(&base);
     kvl_text_free(&tables);

@@ -8,9 +8,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* No optional capability: the text that runs everywhere. */
 static const struct kvl_caps gpu = {.type = KVL_DEVICE_GPU, .max_work_group = 256, .float_width = 1};
@@ -65,14 +63,16 @@ done:
 
 /* Of what a GPU's compiler takes of the text: macros applied, branches of processors and comments left out, no spaces. So a change that is for processors alone,
  * or of a comment, does not make rows of the table old. The C compiler of this machine does it (cc, clang's macros and OpenCL's version defined). */
-static kvl_status digest_text(const char *path, char hex[65])
+static kvl_status digest_of(const struct kvl_text *text, char hex[65])
 {
     kvl_status status = KVL_OK;
-    struct kvl_text command = {0}, taken = {0};
-    char line[4096], word[sizeof line];
-    FILE *cc = NULL;
-    KVL_TRY(kvl_text_printf(&command, "cc -E -P -undef -x c -D__OPENCL_VERSION__=120 -D__clang__ '%s'", path));
-    if ((cc = popen(command.data, "r")) == NULL) KVL_TRY(kvl_fail(KVL_E_IO, "cannot start cc: %s", strerror(errno)));
+    struct kvl_text taken = {0};
+    char command[128], line[4096], word[sizeof line];
+    FILE *cc = NULL, *file = tmpfile(); /* it has no name, so nothing is left of it */
+    if (file == NULL || fwrite(text->data, 1, text->size, file) != text->size || fflush(file) != 0)
+        KVL_TRY(kvl_fail(KVL_E_IO, "cannot write a temporary file: %s", strerror(errno)));
+    snprintf(command, sizeof command, "cc -E -P -undef -x c -D__OPENCL_VERSION__=120 -D__clang__ - </dev/fd/%d", fileno(file));
+    if ((cc = popen(command, "r")) == NULL) KVL_TRY(kvl_fail(KVL_E_IO, "cannot start cc: %s", strerror(errno)));
     while (fgets(line, sizeof line, cc) != NULL) {
         size_t n = 0;
         for (const char *c = line; *c; c++)
@@ -81,28 +81,12 @@ static kvl_status digest_text(const char *path, char hex[65])
     }
     const int result = pclose(cc);
     cc = NULL;
-    if (result != 0 || taken.size == 0) KVL_TRY(kvl_fail(KVL_E_VERIFY, "%s: cc -E refused the text (or there is no cc in $PATH)", path));
+    if (result != 0 || taken.size == 0) KVL_TRY(kvl_fail(KVL_E_VERIFY, "cc -E refused the text (or there is no cc in $PATH)"));
     KVL_TRY(kvl_sha256(taken.data, taken.size, hex));
 done:
     if (cc) pclose(cc);
-    kvl_text_free(&command);
+    if (file) fclose(file);
     kvl_text_free(&taken);
-    return status;
-}
-
-static kvl_status digest_of(const struct kvl_text *text, char hex[65])
-{
-    kvl_status status = KVL_OK;
-    char path[512];
-    const char *folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/kvlab-xcheck-XXXXXX", folder && *folder ? folder : "/tmp");
-    const int fd = mkstemp(path);
-    if (fd < 0) return kvl_fail(KVL_E_IO, "%s: cannot create: %s", path, strerror(errno));
-    close(fd);
-    KVL_TRY(kvl_file_write(path, text->data, text->size));
-    KVL_TRY(digest_text(path, hex));
-done:
-    unlink(path);
     return status;
 }
 

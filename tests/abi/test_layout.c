@@ -163,6 +163,14 @@ static const struct frozen layout[] = {
     AT(kvl_score, needs, 96),
     AT(kvl_score, ref, 104),
     AT(kvl_score, wrap, 112),
+    AT(kvl_score, running, 120), /* from here on: ABI 1.2 */
+    AT(kvl_score_running, struct_size, 0),
+    AT(kvl_score_running, source, 4),
+    AT(kvl_score_running, is_shared, 8),
+    AT(kvl_score_running, first, 12),
+    AT(kvl_score_running, newest, 16),
+    AT(kvl_score_running, parameter, 20),
+    AT(kvl_score_running, by_ref, 24),
 
     AT(kvl_amount, kept, 0),
     AT(kvl_amount, removed, 8),

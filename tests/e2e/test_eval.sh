@@ -162,6 +162,14 @@ kept_kld -c 64 --chunks 4 --kv int8 >read.json
 kept_kld -c 64 --chunks 4 --kv int8 --base int8 >read.json
 [[ $(get read.json 'r["kld_mean"]') == 0 ]] || fail "--base-logits, int8 against itself: $(get read.json 'r["kld_mean"]')"
 files_kept 8 "another base"
+KVLAB_MASK=vectors kept_kld -c 64 --chunks 4 --kv int8 >read.json
+[[ $(get read.json 'r["base_prefill_tokens_per_s"] > 0') == True ]] || fail "logits of other kernels were read"
+files_kept 12 "other kernels"
+: >nofolder
+for folder in "" nofolder nofolder/sub; do
+    "$program" eval kld -m "$model" -f text -c 64 --chunks 4 --kv int8 --no-run-file --base-logits "$folder" >out 2>err && fail "--base-logits '$folder' was taken"
+    [[ ! -s out ]] && grep -q 'error: .*folder' err || fail "--base-logits '$folder': $(cat err)"
+done
 for run in 1 2; do kept_kld -c 1400 --allow-long --chunks 1 --kv int8 >long$run.json; done
 same_chunks long1.json long2.json "a window of three pieces"
 for run in 1 2; do kept_kld "${p3[@]}" --kv int8 >p3kept$run.json; done

@@ -8,7 +8,8 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 export TMPDIR=$work/tmp
 mkdir tmp bin none
-for folder in bin none; do ln -s "$(command -v cc)" $folder/cc; done # it prepares the texts
+cc=$(command -v cc) || { echo "skipped: no cc, which prepares the texts"; exit 77; }
+for folder in bin none; do ln -s "$cc" $folder/cc; done
 
 fail() { echo "FAILED: $*"; exit 1; }
 # EXIT-CODE ARGUMENTS...: runs xcheck on the one-kernel program norm.cl with the stand-in only.

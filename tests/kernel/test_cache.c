@@ -188,6 +188,7 @@ static const struct row {
     {"f16 window=1", &dims_tiny, 100, 16, KVL_P1_FAKE_QUANT, true},
     {"int8", &dims_smol, 90, 32, KVL_P1_FAKE_QUANT, true, 64},
     {"f32 rope=pre", &dims_smol, 150, 64, KVL_P1_FAKE_QUANT, true, 64},
+    {"int8 rope=pre sink=5 window=33 pos=compact", &dims_tiny, 200, 1, KVL_P4_STREAMING, false, 16},
     {"f16 rope=pre", &dims_smol, 150, 64, KVL_P2_WRITE_THEN_READ, false, 64},
     {"k=kivi(bits=2,group=16,residual=0) v=f16 rope=pre", &dims_smol, 150, 32, KVL_P1_FAKE_QUANT, true, 64},
     {"k=kivi(bits=3,residual=0) v=f16 rope=pre", &dims_smol, 150, 1, KVL_P4_STREAMING, true, 48},
