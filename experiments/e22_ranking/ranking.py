@@ -46,7 +46,9 @@ def comparisons():
     against_recency = [(name, "recency") for name in POLICIES if name != "recency"] + [("quantized", "recency")]
     budgets = [("ada-snapkv", "snapkv"), ("pyramid-snapkv", "snapkv"), ("ada-expected", "expected")]
     papers = [("snapkv", "h2o"), ("tova", "h2o"), ("expected", "snapkv"), ("keydiff", "snapkv")]
-    return against_recency + budgets + papers + [("snapkv", "random"), ("snapkv", "quantized"), ("oracle", "quantized")]
+    scores = [name for name in POLICIES if name not in ("recency", "random", "oracle")]
+    bounds = [(name, bound) for bound in ("quantized", "oracle") for name in scores]
+    return against_recency + budgets + papers + bounds + [("snapkv", "random"), ("oracle", "quantized")]
 
 
 def compare(runs, removed):
@@ -129,10 +131,10 @@ def draw(args):
         label = {"recency": "recency (control)", "quantized": "quantized (control)", "oracle": "oracle (ceiling)"}.get(kind, kind if kind == "random" else "policies")
         left.errorbar(x, mean, [[mean - low], [high - mean]], fmt=markers[row["removed"]], color=COLOURS.get(kind, "#0072B2"), markersize=5, linewidth=1, capsize=2,
                       label=None if label in drawn else label)
-        left.annotate(row["name"], (x, high), xytext=(0, 3), textcoords="offset points", fontsize=7, rotation=60, rotation_mode="anchor")
+        left.annotate(row["name"], (x, high), xytext=(0, 3), textcoords="offset points", fontsize=7, rotation=90, ha="center")
         drawn.add(label)
     left.axhline(0, color="black", linewidth=0.6)
-    left.margins(y=0.12)
+    left.margins(y=0.15)
     left.set(xlabel="MiB resident at the end of a window of 512 tokens; scores of equal bytes side by side", ylabel="nll - nll of the whole cache, nats a token (95 %)",
              title="circles: half of the tokens removed, squares: three quarters, diamonds: none")
     left.legend(loc="upper right", fontsize=8)
