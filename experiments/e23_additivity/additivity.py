@@ -119,6 +119,8 @@ def draw(args):
     left.grid(alpha=0.3, which="both")
     for kind, colour in COLOURS.items():
         points = [row for row in summary if kind_of(row["kv"]) == kind]
+        if not points:
+            continue
         mean = [float(row["kld_mean"]) for row in points]
         right.errorbar([int(row["resident_bytes"]) / 2**20 for row in points], mean, [[m - float(row["kld_low"]) for m, row in zip(mean, points)],
                        [float(row["kld_high"]) - m for m, row in zip(mean, points)]], fmt="o", color=colour, markersize=4, linewidth=0.8, label=kind)
