@@ -5,22 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-/* [n][rope_dim / 2] of (cos, sin); *out stays NULL without RoPE. */
-static kvl_status angles(const struct kvl_dims *dims, const float *freq, uint32_t n, float **out)
-{
-    kvl_status status = KVL_OK;
-    const uint32_t pairs = dims->rope_dim / 2;
-    if (pairs == 0) return KVL_OK;
-    KVL_TRY(kvl_alloc(out, (size_t)n * pairs * 2, sizeof **out));
-    for (uint32_t i = 0; i < n * pairs; i++) {
-        const double angle = (double)(i / pairs) * freq[i % pairs];
-        (*out)[2 * i] = (float)cos(angle);
-        (*out)[2 * i + 1] = (float)sin(angle);
-    }
-done:
-    return status;
-}
-
 /* A layer's rows of one side before RoPE, [n][streams][channels]. */
 static kvl_status exact_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t n, float **out)
 {
@@ -77,8 +61,8 @@ static kvl_status measure_layers(const struct kvl_eval *eval, struct kvl_session
     const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(eval->session[KVL_EVAL_SPEC]));
     const struct kvl_cache_plan *rows_plan = kvl_cache_plan(kvl_session_cache(exact));
     float *rotary = NULL, *slide_rotary = NULL, *x = NULL;
-    KVL_TRY(angles(&model->dims, model->rope_freq, n, &rotary));
-    if (model->slide_rope_freq != NULL) KVL_TRY(angles(&model->dims, model->slide_rope_freq, n, &slide_rotary));
+    KVL_TRY(kvl_rope_angles(model->rope_freq, model->dims.rope_dim / 2, n, &rotary));
+    if (model->slide_rope_freq != NULL) KVL_TRY(kvl_rope_angles(model->slide_rope_freq, model->dims.rope_dim / 2, n, &slide_rotary));
     for (uint32_t l = 0; l < out->n_layer; l++)
         for (int side = 0; side < KVL_SIDES; side++) {
             const struct kvl_layer_plan *layer = &plan->layer[l];

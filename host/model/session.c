@@ -296,20 +296,14 @@ void kvl_session_scratch(const struct kvl_dims *dims, const struct kvl_session_c
     kvl_linear_scratch(tuning, (uint32_t)u, most_columns(dims), config->exact, bytes + N_SCRATCH);
 }
 
-/* cos and sin of position * frequency, in double: [kvl_rope_positions][rope_dim / 2][2]. Free with kvl_free. */
-static kvl_status make_angles(const struct kvl_session *s, const float *freq, float **out)
+kvl_status kvl_rope_angles(const float *freq, uint32_t pairs, uint32_t positions, float **out)
 {
-    kvl_status status = KVL_OK;
-    const struct kvl_dims *dims = &s->weights->model->dims;
-    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
-    KVL_TRY(kvl_alloc(out, (size_t)positions * pairs * 2, sizeof **out));
-    for (uint32_t p = 0; p < positions; p++)
-        for (uint32_t i = 0; i < pairs; i++) {
-            const double angle = (double)p * freq[i];
-            (*out)[((size_t)p * pairs + i) * 2] = (float)cos(angle);
-            (*out)[((size_t)p * pairs + i) * 2 + 1] = (float)sin(angle);
-        }
-done:
+    const kvl_status status = kvl_alloc(out, (size_t)positions * pairs * 2, sizeof **out);
+    for (size_t i = 0; status == KVL_OK && i < (size_t)positions * pairs; i++) {
+        const double angle = (double)(i / pairs) * freq[i % pairs];
+        (*out)[2 * i] = (float)cos(angle);
+        (*out)[2 * i + 1] = (float)sin(angle);
+    }
     return status;
 }
 
@@ -318,9 +312,10 @@ static kvl_status write_rotary(struct kvl_session *s, const float *freq, struct 
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = &s->weights->model->dims;
+    const uint32_t pairs = dims->rope_dim / 2, positions = kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx);
     float *angles = NULL;
-    KVL_TRY(make_angles(s, freq, &angles));
-    KVL_TRY(kvl_buffer_write(out, 0, (uint64_t)kvl_rope_positions(s->config.spec, dims->n_layer, s->config.n_ctx) * (dims->rope_dim / 2) * 2 * sizeof *angles, angles));
+    KVL_TRY(kvl_rope_angles(freq, pairs, positions, &angles));
+    KVL_TRY(kvl_buffer_write(out, 0, (uint64_t)positions * pairs * 2 * sizeof *angles, angles));
     if (kept != NULL) {
         *kept = angles;
         angles = NULL;

@@ -50,6 +50,8 @@ kvl_status kvl_session_forward_at(struct kvl_session *session, const int32_t *to
 /* Says which n tokens are going to follow the prompt, which the next forward call brings: for scores that read them and for measure_loss.
  * Borrowed until then. */
 void kvl_session_following(struct kvl_session *session, const int32_t *tokens, uint32_t n);
+/* cos and sin of position * frequency, found in double: *out [positions][pairs][2]. freq [pairs]. Free with kvl_free. */
+kvl_status kvl_rope_angles(const float *freq, uint32_t pairs, uint32_t positions, float **out);
 struct kvl_buffer *kvl_session_logits(const struct kvl_session *session); /* row stride n_vocab floats */
 /* Blocks: copies row i of the last call's logits, [n_vocab]. */
 kvl_status kvl_session_read_logits(struct kvl_session *session, uint32_t row, float *logits);
