@@ -135,4 +135,13 @@ static void feed(struct bench *b)
     for (uint32_t t = evicts; t < b->n_tokens; t++) feed_one(b, t);
 }
 
+/* A spec that is refused with these words. */
+static inline void expect_refused(const char *text, const char *words)
+{
+    struct kvl_spec *spec = NULL;
+    assert_int_not_equal(kvl_spec_parse(text, &spec), KVL_OK);
+    if (strstr(kvl_error_text(), words) == NULL) fail_msg("%s: %s", text, kvl_error_text());
+    kvl_error_clear();
+}
+
 #endif
