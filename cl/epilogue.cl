@@ -1,4 +1,9 @@
-/* epilogue.cl: what becomes of the products of a pair of panels. */
+/* epilogue.cl: where the products of a head are, and what becomes of those of a pair of panels.
+ *
+ * A grid's third axis counts heads: matrices of one shape, each in whole pairs of panels, whose rows lie x_step and y_step floats apart. */
+#define KVL_WORDS_BEFORE(n_panels, panel_words) ((ulong)get_group_id(2) * (((n_panels) + 1) / 2 * 2) * (panel_words))
+#define KVL_ROWS_BEFORE(step) ((ulong)get_group_id(2) * (step))
+
 #define KVL_STORE 0
 #define KVL_ADD 1    /* y += product: the residual */
 #define KVL_GATED 2  /* and more: even panels are gates, odd ones values: y = f(gate) * value, half as many outputs */

@@ -27,18 +27,20 @@ void kvl_gemm_tile(const local float16 *w, const global float *const *x, uint n,
     for (uint i = 0; i < KVL_GEMM_TILE; i++) acc[i] = a[i];
 }
 
-/* Grid: pairs of panels, token chunks. n_blocks: blocks of 32 columns. n_out: outputs of these panels. chunk: tokens a work-item.
+/* Grid: pairs of panels, token chunks, heads. n_blocks: blocks of 32 columns. n_out: outputs of these panels. chunk: tokens a work-item.
  * Activation rows are n_blocks * 32 floats, zero beyond the matrix's columns. */
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemm(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
                      ulong x_offset, ulong x_stride, uint T, uint chunk, global float *y, ulong y_offset, ulong y_stride,
-                     uint epilogue)
+                     uint epilogue, ulong x_step, ulong y_step)
 {
     local float16 weights[KVL_GEMM_COLS], acc[2][KVL_GEMM_TOKENS];
     const uint pair = get_group_id(0), first = get_group_id(1) * chunk, n_tokens = min(chunk, T - first);
     const uint n_cols = n_blocks * 32;
     const ulong panel_words = (ulong)(n_cols / KVL_W_COLS) * (KVL_W_BYTES * 8);
-    x += x_offset + first * x_stride;
+    w += KVL_WORDS_BEFORE(n_panels, panel_words);
+    x += x_offset + KVL_ROWS_BEFORE(x_step) + first * x_stride;
+    y += y_offset + KVL_ROWS_BEFORE(y_step);
     for (uint h = 0; h < 2 && pair * 2 + h < n_panels; h++) {
         const global ushort *panel = w + (pair * 2 + h) * panel_words;
         for (uint t = 0; t < chunk; t++) acc[h][t] = 0;
@@ -59,5 +61,5 @@ kernel void kvl_gemm(const global ushort *restrict w, uint n_panels, uint n_bloc
         }
     }
     for (uint t = 0; t < n_tokens; t++)
-        kvl_store_pair(y + y_offset + (first + t) * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
+        kvl_store_pair(y + (first + t) * y_stride, pair, n_out, acc[0][t], acc[1][t], epilogue);
 }

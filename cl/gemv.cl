@@ -4,7 +4,7 @@
  * side, so that their chains overlap.
  * kvl_gemv_int8: activations rounded to 8 bits in blocks of 32 by each work-group for itself (a launch of its own costs more),
  * products summed in 16-bit integers. With norm_weight the activations are RMS-normalized on the way, which saves a launch.
- * A work-group goes through a contiguous range of pairs of panels.
+ * A work-group goes through a contiguous range of pairs of panels of a head.
  * kvl_gemv_chain: several of these, one after the other, in one launch: what follows a layer's attention, and the next layer's projections.
  *
  * Measured, Q4_1 3072 x 576 from cache, two AVX-512 cores, by processor time on a busy machine (G weights/s, PoCL 3.1 |
@@ -25,14 +25,17 @@
 
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
-                     ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue)
+                     ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue, ulong x_step, ulong y_step)
 {
     const uint n_pairs = (n_panels + 1) / 2;
     const uint end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
     const ulong panel_words = (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8);
     const global float *rows[KVL_GEMV_T];
+    w += KVL_WORDS_BEFORE(n_panels, panel_words);
+    x += x_offset + KVL_ROWS_BEFORE(x_step);
+    y += y_offset + KVL_ROWS_BEFORE(y_step);
 #pragma unroll
-    for (uint t = 0; t < KVL_GEMV_T; t++) rows[t] = x + x_offset + min(t, T - 1) * x_stride;
+    for (uint t = 0; t < KVL_GEMV_T; t++) rows[t] = x + min(t, T - 1) * x_stride;
     for (uint pair = (ulong)n_pairs * get_group_id(0) / get_num_groups(0); pair < end; pair++) {
         const global ushort *even = w + 2 * pair * panel_words, *odd = w + min(2 * pair + 1, n_panels - 1) * panel_words;
         float16 acc[KVL_GEMV_T][2];
@@ -50,7 +53,7 @@ kernel void kvl_gemv(const global ushort *restrict w, uint n_panels, uint n_bloc
                     for (uint h = 0; h < 2; h++) acc[t][h] = fma(o[h][k], (float16)rows[t][b * 32 + k], acc[t][h]);
         }
         for (uint t = 0; t < min((uint)KVL_GEMV_T, T); t++)
-            kvl_store_pair(y + y_offset + t * y_stride, pair, n_out, acc[t][0], acc[t][1], epilogue);
+            kvl_store_pair(y + t * y_stride, pair, n_out, acc[t][0], acc[t][1], epilogue);
     }
 }
 
@@ -154,14 +157,17 @@ KVL_W_INLINE void kvl_multiply_pairs(const global ushort *w, uint first, uint en
 __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void kvl_gemv_int8(const global ushort *restrict w, uint n_panels, uint n_blocks, uint n_out, const global float *restrict x,
                           ulong x_offset, ulong x_stride, uint T, global float *y, ulong y_offset, ulong y_stride, uint epilogue,
-                          const global float *restrict norm_weight, uint n_cols, float eps, local short16 *code, local float2 *scale)
+                          ulong x_step, ulong y_step, const global float *restrict norm_weight, uint n_cols, float eps, local short16 *code, local float2 *scale)
 {
     const uint n_pairs = (n_panels + 1) / 2;
     const uint first = (ulong)n_pairs * get_group_id(0) / get_num_groups(0), end = (ulong)n_pairs * (get_group_id(0) + 1) / get_num_groups(0);
+    w += KVL_WORDS_BEFORE(n_panels, (ulong)(n_blocks * 32 / KVL_W_COLS) * (KVL_W_BYTES * 8));
+    x += x_offset + KVL_ROWS_BEFORE(x_step);
+    y += y_offset + KVL_ROWS_BEFORE(y_step);
     for (uint t = 0; t < KVL_GEMV_T; t++)
-        kvl_quantize_row(x + x_offset + min(t, T - 1) * x_stride, n_blocks, norm_weight, n_cols, eps, code + t * n_blocks * 2,
+        kvl_quantize_row(x + min(t, T - 1) * x_stride, n_blocks, norm_weight, n_cols, eps, code + t * n_blocks * 2,
                          scale + t * n_blocks);
-    kvl_multiply_pairs(w, first, end, n_panels, n_blocks, n_out, T, code, scale, y + y_offset, y_stride, epilogue);
+    kvl_multiply_pairs(w, first, end, n_panels, n_blocks, n_out, T, code, scale, y, y_stride, epilogue);
 }
 
 #if KVL_GEMV_T == 1

@@ -31,18 +31,22 @@ def plain(value):
     return "" if value != value else value
 
 
-def portable(command):
-    """A command line as it is typed in the project's root: no paths of the machine that it ran on."""
-    word = lambda text: re.sub(r"(^|=)/\S*?(build/|data/|experiments/|runs/|[^/\s]+$)", r"\1\2", text)
+def portable(text):
+    """Without paths of the machine that it ran on: they begin at a folder of the project, or are the file's name alone."""
+    return re.sub(r"(?<![\w./:-])/\S*?((?:build|data|experiments|runs)/|[^/\s,)]+(?![^\s,)]))", r"\1", text)
+
+
+def portable_command(command):
+    """A command line as it is typed in the project's root."""
     program, *words = shlex.split(command)
-    return shlex.join(["build/kvlab" if Path(program).name.startswith("kvlab") else word(program), *map(word, words)])
+    return shlex.join(["build/kvlab" if Path(program).name.startswith("kvlab") else portable(program), *map(portable, words)])
 
 
 def run_row(name, file):
     row = {"run": name} | {key: plain(value) for key, value in file.attrs.items()}
-    row["command_line"] = portable(row["command_line"])
     for group, place in file.items():
         row |= {f"{group}_{key}": plain(value) for key, value in place.attrs.items() if np.ndim(value) == 0}
+    row = {key: portable(value) if isinstance(value, str) else value for key, value in row.items()} | {"command_line": portable_command(row["command_line"])}
     return {key: value for key, value in row.items() if not LEFT_OUT.match(key)}
 
 

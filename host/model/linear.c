@@ -22,13 +22,21 @@ struct sources {
     struct kvl_linear_form form;
 };
 
-/* Row `row` of the tensors laid end to end, or of gate and value by turns of 16; NULL for a padding row. */
+static uint64_t panels_of(uint64_t rows, bool gated) { return round_up(rows, PANEL_ROWS) / PANEL_ROWS * (gated ? 2 : 1); }
+static uint64_t head_panels(uint64_t rows) { return round_up(panels_of(rows, false), 2); }
+
+/* Row `row` of the tensors laid end to end, or each filled up to its panels, or of gate and value by turns of 16; NULL for a padding row. */
 static const uint8_t *source_row(const struct sources *from, uint64_t row)
 {
     const struct kvl_gguf_tensor *const *tensors = from->tensors;
     const size_t n = from->n;
     size_t i = 0;
-    if (from->form.gate != KVL_GATE_NONE) {
+    if (from->form.heads) {
+        const uint64_t padded = head_panels(tensors[0]->dim[1]) * PANEL_ROWS;
+        i = row / padded;
+        row %= padded;
+        if (row >= tensors[i]->dim[1]) return NULL;
+    } else if (from->form.gate != KVL_GATE_NONE) {
         i = row / PANEL_ROWS % 2;
         row = row / (2 * PANEL_ROWS) * PANEL_ROWS + row % PANEL_ROWS;
         if (row >= tensors[i]->dim[1]) return NULL;
@@ -51,11 +59,14 @@ static uint64_t panel_bytes_of(const struct kvl_quant_type *type, uint64_t cols)
     return round_up(cols, COLUMN) / (type->block < COLUMN ? COLUMN : type->block) * column_bytes(type) * PANEL_ROWS;
 }
 
-static uint64_t panels_of(uint64_t rows, bool gated) { return round_up(rows, PANEL_ROWS) / PANEL_ROWS * (gated ? 2 : 1); }
-
 uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool gated)
 {
     return panels_of(rows, gated) * panel_bytes_of(type, cols);
+}
+
+uint64_t kvl_linear_heads_bytes(const struct kvl_quant_type *type, uint64_t n, uint64_t rows, uint64_t cols)
+{
+    return n * head_panels(rows) * panel_bytes_of(type, cols);
 }
 
 /* 16 rows (NULL: zeros) of row_bytes each, interleaved word by word. `panel` is zeroed. */
@@ -69,17 +80,18 @@ static void pack_panel(const uint8_t *const rows[PANEL_ROWS], uint64_t row_bytes
     }
 }
 
-static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, size_t n, bool gated)
+static kvl_status check_tensors(const struct kvl_gguf_tensor *const *tensors, size_t n, struct kvl_linear_form form)
 {
     const struct kvl_gguf_tensor *first = tensors[0];
     const struct kvl_quant_type *type = kvl_quant_type(first->type);
     if (type == NULL)
         return kvl_fail(KVL_E_UNSUPPORTED, "tensor %.*s: no kernel for tensor type %u", (int)first->name.size, first->name.data,
                         first->type);
-    assert(!gated || n == 2);
+    const bool gated = form.gate != KVL_GATE_NONE, equal_rows = gated || form.heads;
+    assert(!gated || (n == 2 && !form.heads));
     for (size_t i = 0; i < n; i++) {
         const struct kvl_gguf_tensor *t = tensors[i];
-        if (t->type != first->type || t->dim[0] != first->dim[0] || (gated && t->dim[1] != first->dim[1]))
+        if (t->type != first->type || t->dim[0] != first->dim[0] || (equal_rows && t->dim[1] != first->dim[1]))
             return kvl_fail(KVL_E_FORMAT, "tensor %.*s (type %u, %llu x %llu) does not go with %.*s (type %u, %llu x %llu)",
                             (int)t->name.size, t->name.data, t->type, (unsigned long long)t->dim[1], (unsigned long long)t->dim[0],
                             (int)first->name.size, first->name.data, first->type, (unsigned long long)first->dim[1],
@@ -123,21 +135,23 @@ kvl_status kvl_linear_load(struct kvl_device *device, const char *owner, int lay
     const bool gated = form.gate != KVL_GATE_NONE;
     struct kvl_linear linear = {0};
     uint8_t *staging = NULL;
-    KVL_TRY(check_tensors(tensors, n, gated));
+    KVL_TRY(check_tensors(tensors, n, form));
     linear.type = kvl_quant_type(tensors[0]->type);
     linear.gate = form.gate;
     linear.cols = tensors[0]->dim[0];
+    linear.n_heads = form.heads ? n : 1;
     for (size_t i = 0; i < n; i++) linear.rows += tensors[i]->dim[1];
-    if (gated) linear.rows /= 2;
-    linear.n_panels = panels_of(linear.rows, gated);
+    linear.rows /= gated ? 2 : linear.n_heads;
+    linear.n_panels = form.heads ? n * head_panels(linear.rows) : panels_of(linear.rows, gated);
     linear.panel_bytes = panel_bytes_of(linear.type, linear.cols);
 
     uint64_t limit = kvl_device_caps(device)->max_alloc_bytes;
     if (part_limit != 0) limit = min_u64(limit, part_limit);
-    const uint64_t part_panels = limit / linear.panel_bytes / 2 * 2, staging_panels = STAGING_BYTES / linear.panel_bytes + 1;
+    const uint64_t unit = form.heads ? head_panels(linear.rows) : 2; /* panels that stay together */
+    const uint64_t part_panels = limit / linear.panel_bytes / unit * unit, staging_panels = STAGING_BYTES / linear.panel_bytes + 1;
     if (part_panels == 0) {
-        status = kvl_fail(KVL_E_DEVICE_MEM, "%s: 32 rows take %llu bytes, the device allocates at most %llu at once", owner,
-                          (unsigned long long)(2 * linear.panel_bytes), (unsigned long long)limit);
+        status = kvl_fail(KVL_E_DEVICE_MEM, "%s: %llu rows take %llu bytes, the device allocates at most %llu at once", owner,
+                          (unsigned long long)(unit * PANEL_ROWS), (unsigned long long)(unit * linear.panel_bytes), (unsigned long long)limit);
         goto done;
     }
     linear.n_parts = round_up(linear.n_panels, part_panels) / part_panels;
@@ -326,16 +340,16 @@ struct shape {
 };
 
 /* chunk: tokens that a work-item of gemm.cl handles. */
-static struct shape shape_of(const struct kvl_linear_kernels *kernels, enum variant v, uint64_t n_panels, uint32_t T, uint32_t chunk)
+static struct shape shape_of(const struct kvl_linear_kernels *kernels, enum variant v, uint64_t n_panels, uint64_t n_heads, uint32_t T, uint32_t chunk)
 {
     const uint64_t n_pairs = (n_panels + 1) / 2, units = kvl_device_caps(kernels->device)->compute_units;
     switch (v) {
-    case GEMM: return (struct shape){{n_pairs, (T + chunk - 1) / chunk, 1}, {1, 1, 1}};
-    case GEMM_ITEMS: return (struct shape){{round_up(n_panels * PANEL_ROWS, TILE) / TILE * GROUP_ITEMS, (T + TILE - 1) / TILE, 1}, {GROUP_ITEMS, 1, 1}};
+    case GEMM: return (struct shape){{n_pairs, (T + chunk - 1) / chunk, n_heads}, {1, 1, 1}};
+    case GEMM_ITEMS: return (struct shape){{round_up(n_panels * PANEL_ROWS, TILE) / TILE * GROUP_ITEMS, (T + TILE - 1) / TILE, n_heads}, {GROUP_ITEMS, 1, 1}};
     case GEMV_ITEMS_1:
     case GEMV_ITEMS_2:
-    case GEMV_ITEMS_4: return (struct shape){{n_pairs * GROUP_ITEMS, 1, 1}, {GROUP_ITEMS, 1, 1}};
-    default: return (struct shape){{max_u64(n_pairs / kernels->sizes.pairs, min_u64(n_pairs, units * kernels->sizes.groups)), 1, 1}, {1, 1, 1}};
+    case GEMV_ITEMS_4: return (struct shape){{n_pairs * GROUP_ITEMS, 1, n_heads}, {GROUP_ITEMS, 1, 1}};
+    default: return (struct shape){{max_u64(n_pairs / kernels->sizes.pairs, min_u64(n_pairs, units * kernels->sizes.groups)), 1, n_heads}, {1, 1, 1}};
     }
 }
 
@@ -346,32 +360,37 @@ static kvl_status run_part(struct kvl_linear_kernels *kernels, const struct kvl_
     kvl_status status = KVL_OK;
     struct kvl_kernel *kernel;
     struct kvl_device *device = kernels->device;
-    const uint64_t first_row = part->first_panel * PANEL_ROWS / (linear->gate ? 2 : 1);
+    const bool heads = linear->n_heads > 1;
+    const uint64_t each = head_panels(linear->rows), n_heads = heads ? part->n_panels / each : 1, first_head = heads ? part->first_panel / each : 0;
+    const uint64_t n_panels = heads ? panels_of(linear->rows, false) : part->n_panels; /* of a head */
+    const uint64_t first_row = heads ? 0 : part->first_panel * PANEL_ROWS / (linear->gate ? 2 : 1);
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN), n_out = (uint32_t)(linear->rows - first_row);
     const uint32_t n_chunks = (T + kernels->sizes.tokens - 1) / kernels->sizes.tokens;
     const uint32_t chunk = (uint32_t)round_up((T + n_chunks - 1) / n_chunks, kernels->sizes.tile);
-    const struct shape shape = shape_of(kernels, v, part->n_panels, T, chunk);
-    const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + (uint64_t)T * (linear->cols + n_out) * 4,
+    const struct shape shape = shape_of(kernels, v, n_panels, n_heads, T, chunk);
+    const struct kvl_work work = {.bytes = part->n_panels * linear->panel_bytes + n_heads * T * (linear->cols + n_out) * 4,
                                   .flops = 2 * part->n_panels * PANEL_ROWS * linear->cols * T};
-    const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)part->n_panels),
-                         y_offset = KVL_U64(y.offset + first_row);
+    const struct kvl_arg w = KVL_BUF(part->buffer), panels = KVL_U32((uint32_t)n_panels), x_offset = KVL_U64(x.offset + first_head * x.step),
+                         y_offset = KVL_U64(y.offset + first_head * y.step + first_row);
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, v, &kernel));
     if (v == GEMM)
         return KVL_LAUNCH(device, kernel, shape.global, shape.local, work, w, panels, KVL_U32(n_blocks), KVL_U32(n_out), KVL_BUF(x.buffer),
-                          KVL_U64(x.offset), KVL_U64(x.stride), KVL_U32(T), KVL_U32(chunk), KVL_BUF(y.buffer), y_offset,
-                          KVL_U64(y.stride), KVL_U32(kvl_linear_epilogue(linear, add)));
+                          x_offset, KVL_U64(x.stride), KVL_U32(T), KVL_U32(chunk), KVL_BUF(y.buffer), y_offset,
+                          KVL_U64(y.stride), KVL_U32(kvl_linear_epilogue(linear, add)), KVL_U64(x.step), KVL_U64(y.step));
     const struct kvl_arg args[] = {w,
                                    panels,
                                    KVL_U32(n_blocks),
                                    KVL_U32(n_out),
                                    KVL_BUF(x.buffer),
-                                   KVL_U64(x.offset),
+                                   x_offset,
                                    KVL_U64(x.stride),
                                    KVL_U32(T),
                                    KVL_BUF(y.buffer),
                                    y_offset,
                                    KVL_U64(y.stride),
                                    KVL_U32(kvl_linear_epilogue(linear, add)),
+                                   KVL_U64(x.step),
+                                   KVL_U64(y.step),
                                    KVL_BUF(norm != NULL ? norm->weight : NULL),
                                    KVL_U32((uint32_t)linear->cols),
                                    KVL_F32(norm != NULL ? norm->eps : 0.0f),
@@ -424,7 +443,7 @@ kvl_status kvl_linear_embed(struct kvl_linear_kernels *kernels, const struct kvl
     const uint32_t n_blocks = (uint32_t)(round_up(linear->cols, COLUMN) / COLUMN);
     const size_t global[3] = {EMBED_ITEMS, T, 1}, local[3] = {EMBED_ITEMS, 1, 1};
     const struct kvl_work work = {.bytes = (uint64_t)T * (linear->panel_bytes / PANEL_ROWS + linear->cols * 4)};
-    assert(!linear->gate);
+    assert(!linear->gate && linear->n_heads == 1);
     KVL_TRY(kvl_linear_kernel(kernels, linear->type, EMBED, &kernel));
     for (uint64_t i = 0; i < linear->n_parts; i++) {
         const struct kvl_linear_part *part = &linear->parts[i];

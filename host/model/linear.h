@@ -15,15 +15,15 @@
 #include "text.h"
 #include "tuning.h"
 
-/* Rows of f32 in a buffer: row t begins at float offset + t * stride. */
+/* Rows of f32 in a buffer: row t begins at float offset + t * stride, that of head h, where a matrix has heads, h * step behind it. */
 struct kvl_rows {
     struct kvl_buffer *buffer;
-    uint64_t offset, stride;
+    uint64_t offset, stride, step;
 };
 
 /* ---- weights ---- */
 
-struct kvl_linear_part { /* whole pairs of panels, in a buffer below the device's largest allocation */
+struct kvl_linear_part { /* whole pairs of panels, or all of some heads, in a buffer below the device's largest allocation */
     struct kvl_buffer *buffer;
     uint64_t first_panel, n_panels;
 };
@@ -36,6 +36,7 @@ struct kvl_linear_form {
     enum kvl_gate gate;          /* not none: the two tensors are gate and value, of equal shape */
     uint64_t turned_rows;        /* of the first ones, heads of head_dim rows: rows i and i + rope_dim / 2 of a head become neighbours */
     uint32_t head_dim, rope_dim;
+    bool heads;                  /* each tensor is the matrix of a head, of equal shape: a product is one for each of them */
 };
 /* The row of the tensors that becomes row `row`. */
 static inline uint64_t kvl_linear_source_row(const struct kvl_linear_form *form, uint64_t row)
@@ -47,8 +48,9 @@ static inline uint64_t kvl_linear_source_row(const struct kvl_linear_form *form,
 struct kvl_linear {
     const struct kvl_quant_type *type;
     uint64_t rows, cols; /* outputs of a product, columns of the tensors */
+    uint64_t n_heads;    /* rows and cols are those of one */
     enum kvl_gate gate;  /* not none: panels alternate gate, value, and a product is f(gate) * value */
-    uint64_t panel_bytes, n_panels, n_parts;
+    uint64_t panel_bytes, n_panels, n_parts; /* panels of all heads, each in whole pairs */
     struct kvl_linear_part *parts;
 };
 
@@ -59,6 +61,8 @@ void kvl_linear_free(struct kvl_linear *linear);
 
 /* Bytes that a packed matrix of these rows and columns takes; gated: of gate and value together, `rows` each. */
 uint64_t kvl_linear_bytes(const struct kvl_quant_type *type, uint64_t rows, uint64_t cols, bool gated);
+/* The same of the matrices of n heads. */
+uint64_t kvl_linear_heads_bytes(const struct kvl_quant_type *type, uint64_t n, uint64_t rows, uint64_t cols);
 
 /* Test hook: a part holds at most this many bytes, if that is less than the device's limit; 0 switches it off. */
 void kvl_linear_limit_part(uint64_t bytes);
@@ -91,7 +95,7 @@ void kvl_linear_scratch(const struct kvl_tuning *tuning, uint32_t most_tokens, u
 kvl_status kvl_linear_reserve(struct kvl_linear_kernels *kernels, uint32_t most_tokens, uint64_t most_cols, bool exact);
 uint64_t kvl_linear_reserved(const struct kvl_linear_kernels *kernels); /* bytes of it */
 
-/* y[t] = W x[t], or y[t] += W x[t] with `add` (not if gated), for T tokens. x and y do not overlap.
+/* y[t] = W x[t], or y[t] += W x[t] with `add` (not if gated), for T tokens; of all heads where the matrix has some. x and y do not overlap.
  * Without `exact`, products of few tokens with quantized weights round the activations to 8 bits in blocks of 32 where a work-item has
  * vectors, and products of many tokens may be CLBlast's. */
 kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, struct kvl_rows x,

@@ -34,7 +34,7 @@ void kvl_linear_blas_scratch(const struct kvl_tuning *tuning, uint32_t most_toke
 
 bool kvl_linear_goes_to_blas(const struct kvl_linear_kernels *kernels, const struct kvl_linear *linear, uint32_t T, bool exact)
 {
-    return !exact && T > KVL_FEW_TOKENS && kernels->scratch[PRODUCTS] != NULL && T <= kernels->most_tokens &&
+    return !exact && T > KVL_FEW_TOKENS && linear->n_heads == 1 && kernels->scratch[PRODUCTS] != NULL && T <= kernels->most_tokens &&
            linear->cols <= kernels->most_cols;
 }
 

@@ -15,7 +15,7 @@ static uint32_t blocks_of(const struct kvl_linear *linear) { return (uint32_t)(r
 /* Whether a product may be part of a chain. */
 static bool chains(const struct kvl_linear_kernels *kernels, const struct kvl_product *p, uint32_t T, bool exact)
 {
-    return T == 1 && kvl_device_caps(kernels->device)->type == KVL_DEVICE_CPU && kernels->scratch[TURNS] != NULL && kvl_linear_variant(kernels, p->linear, T, exact) == INT8_1 && p->linear->n_parts == 1 &&
+    return T == 1 && kvl_device_caps(kernels->device)->type == KVL_DEVICE_CPU && kernels->scratch[TURNS] != NULL && kvl_linear_variant(kernels, p->linear, T, exact) == INT8_1 && p->linear->n_parts == 1 && p->linear->n_heads == 1 &&
            (p->norm == NULL || p->linear->cols % COLUMN == 0); /* whole blocks of the norm's weight are read */
 }
 

@@ -4,14 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Matrices of one head. UP is [kv_rank][content_dim], expanded its transpose; VALUE [value_dim][kv_rank]. */
+/* Matrices of the heads. UP is [kv_rank][content_dim], expanded its transpose; VALUE [value_dim][kv_rank]. */
 enum part { CONTENT, POSITION, UP, VALUE, PARTS };
 
 struct kvl_mla {
-    uint32_t n_head;
     struct kvl_buffer *query_norm, *latent_norm; /* query_norm: NULL without W_DQ; latent_norm: NULL if the file has none */
     struct kvl_linear query_down, latent_down;   /* query_down unset without W_DQ */
-    struct kvl_linear (*head)[PARTS];            /* [n_head] */
+    struct kvl_linear heads[PARTS];
     struct kvl_linear copy_position, copy_value; /* identities, of the expanded form alone */
 };
 
@@ -131,26 +130,39 @@ static kvl_status load_matrix(struct kvl_device *device, int layer, const struct
     return kvl_linear_load(device, "latent attention", layer, &tensor, 1, (struct kvl_linear_form){0}, out);
 }
 
-static kvl_status load_head_matrix(const struct kvl_model *model, struct kvl_device *device, int layer, enum part part, uint32_t h, struct kvl_linear *out)
+/* Makes a head's matrix of the file's. */
+typedef kvl_status (*head_maker)(const struct kvl_model *model, int layer, enum part part, uint32_t h, struct matrix *out);
+
+static kvl_status read_head(const struct kvl_model *model, int layer, enum part part, uint32_t h, struct matrix *out)
 {
-    kvl_status status = KVL_OK;
     const struct source source = locate(model, layer, part, h);
-    struct matrix m = rows(source.tensor, source.first, source.n);
-    if (source.is_transposed) KVL_TRY(transpose(&m));
-    KVL_TRY(load_matrix(device, layer, &m.tensor, out));
-done:
-    matrix_free(&m);
-    return status;
+    *out = rows(source.tensor, source.first, source.n);
+    return source.is_transposed ? transpose(out) : KVL_OK;
 }
 
-static kvl_status load_identity(struct kvl_device *device, int layer, uint64_t n, struct kvl_linear *out)
+/* What copies a position (POSITION) or a value (VALUE). */
+static kvl_status make_identity(const struct kvl_model *model, int layer, enum part part, uint32_t h, struct matrix *out)
+{
+    return identity(part == POSITION ? model->dims.rope_dim : model->dims.mla.value_dim, out);
+}
+
+static kvl_status load_heads(const struct kvl_model *model, struct kvl_device *device, int layer, enum part part, head_maker make_head, struct kvl_linear *out)
 {
     kvl_status status = KVL_OK;
-    struct matrix m;
-    KVL_TRY(identity(n, &m));
-    KVL_TRY(load_matrix(device, layer, &m.tensor, out));
+    const uint32_t n = model->dims.n_head;
+    struct matrix *head = NULL;
+    const struct kvl_gguf_tensor **tensor = NULL;
+    KVL_TRY(kvl_alloc(&head, n, sizeof *head));
+    KVL_TRY(kvl_alloc(&tensor, n, sizeof *tensor));
+    for (uint32_t h = 0; h < n; h++) {
+        KVL_TRY(make_head(model, layer, part, h, &head[h]));
+        tensor[h] = &head[h].tensor;
+    }
+    status = kvl_linear_load(device, "latent attention", layer, tensor, n, (struct kvl_linear_form){.heads = true}, out);
 done:
-    matrix_free(&m);
+    for (uint32_t h = 0; head != NULL && h < n; h++) matrix_free(&head[h]);
+    kvl_free(&head);
+    kvl_free(&tensor);
     return status;
 }
 
@@ -160,11 +172,10 @@ static kvl_status load_matrices(const struct kvl_model *model, struct kvl_device
     const struct kvl_dims *dims = &model->dims;
     if (dims->mla.q_rank != 0) KVL_TRY(load_matrix(device, layer, find(model, layer, "attn_q_a"), &mla->query_down));
     KVL_TRY(load_matrix(device, layer, find(model, layer, "attn_kv_a_mqa"), &mla->latent_down));
-    for (uint32_t h = 0; h < dims->n_head; h++)
-        for (int part = 0; part < PARTS; part++) KVL_TRY(load_head_matrix(model, device, layer, part, h, &mla->head[h][part]));
+    for (int part = 0; part < PARTS; part++) KVL_TRY(load_heads(model, device, layer, part, read_head, &mla->heads[part]));
     if (!dims->mla.expanded) goto done;
-    KVL_TRY(load_identity(device, layer, dims->rope_dim, &mla->copy_position));
-    KVL_TRY(load_identity(device, layer, dims->mla.value_dim, &mla->copy_value));
+    KVL_TRY(load_heads(model, device, layer, POSITION, make_identity, &mla->copy_position));
+    KVL_TRY(load_heads(model, device, layer, VALUE, make_identity, &mla->copy_value));
 done:
     return status;
 }
@@ -174,8 +185,6 @@ kvl_status kvl_mla_load(const struct kvl_model *model, struct kvl_device *device
     kvl_status status = KVL_OK;
     struct kvl_mla *mla = NULL;
     KVL_TRY(kvl_alloc(&mla, 1, sizeof *mla));
-    mla->n_head = model->dims.n_head;
-    KVL_TRY(kvl_alloc(&mla->head, mla->n_head, sizeof *mla->head));
     KVL_TRY(load_vector(model, device, layer, "attn_q_a_norm", &mla->query_norm));
     KVL_TRY(load_vector(model, device, layer, "attn_kv_a_norm", &mla->latent_norm));
     KVL_TRY(load_matrices(model, device, layer, mla));
@@ -194,25 +203,23 @@ void kvl_mla_free(struct kvl_mla **mla)
     kvl_buffer_free(&m->latent_norm);
     kvl_linear_free(&m->query_down);
     kvl_linear_free(&m->latent_down);
-    for (uint32_t h = 0; m->head != NULL && h < m->n_head; h++)
-        for (int part = 0; part < PARTS; part++) kvl_linear_free(&m->head[h][part]);
-    kvl_free(&m->head);
+    for (int part = 0; part < PARTS; part++) kvl_linear_free(&m->heads[part]);
     kvl_linear_free(&m->copy_position);
     kvl_linear_free(&m->copy_value);
     kvl_free(mla);
 }
 
-static uint64_t packed_bytes(uint32_t type, uint64_t n_rows, uint64_t columns)
-{
-    return kvl_linear_bytes(kvl_quant_type(type), n_rows, columns, false);
-}
+static uint64_t whole_bytes(const struct kvl_gguf_tensor *tensor) { return kvl_linear_bytes(kvl_quant_type(tensor->type), tensor->dim[1], tensor->dim[0], false); }
 
-static uint64_t whole_bytes(const struct kvl_gguf_tensor *tensor) { return packed_bytes(tensor->type, tensor->dim[1], tensor->dim[0]); }
+static uint64_t heads_bytes(const struct kvl_model *model, uint32_t type, uint64_t n_rows, uint64_t columns)
+{
+    return kvl_linear_heads_bytes(kvl_quant_type(type), model->dims.n_head, n_rows, columns);
+}
 
 static uint64_t part_bytes(const struct kvl_model *model, int layer, enum part part)
 {
     const struct source s = locate(model, layer, part, 0);
-    return s.is_transposed ? packed_bytes(KVL_GGUF_F32, s.tensor->dim[0], s.n) : packed_bytes(s.tensor->type, s.n, s.tensor->dim[0]);
+    return s.is_transposed ? heads_bytes(model, KVL_GGUF_F32, s.tensor->dim[0], s.n) : heads_bytes(model, s.tensor->type, s.n, s.tensor->dim[0]);
 }
 
 uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
@@ -223,8 +230,8 @@ uint64_t kvl_mla_bytes(const struct kvl_model *model, int layer)
     const uint64_t norms = d->q_rank + (find(model, layer, "attn_kv_a_norm") != NULL ? d->kv_rank : 0ull);
     uint64_t bytes = norms * sizeof(float) + whole_bytes(find(model, layer, "attn_kv_a_mqa"));
     if (d->q_rank != 0) bytes += whole_bytes(find(model, layer, "attn_q_a"));
-    for (int part = 0; part < PARTS; part++) bytes += dims->n_head * part_bytes(model, layer, part);
-    if (d->expanded) bytes += packed_bytes(KVL_GGUF_F32, dims->rope_dim, dims->rope_dim) + packed_bytes(KVL_GGUF_F32, d->value_dim, d->value_dim);
+    for (int part = 0; part < PARTS; part++) bytes += part_bytes(model, layer, part);
+    if (d->expanded) bytes += heads_bytes(model, KVL_GGUF_F32, dims->rope_dim, dims->rope_dim) + heads_bytes(model, KVL_GGUF_F32, d->value_dim, d->value_dim);
     return bytes;
 }
 
@@ -252,10 +259,11 @@ enum { COLUMNS = 32 }; /* that products read at once: behind the last row, too *
 
 static uint64_t padded(uint64_t columns) { return (columns + COLUMNS - 1) / COLUMNS * COLUMNS; }
 
+/* Of all heads: their contents, or their values. */
 static uint64_t heads_row(const struct kvl_dims *dims)
 {
-    const uint64_t values = (uint64_t)dims->n_head * dims->mla.value_dim, content = dims->mla.content_dim;
-    return padded(values > content ? values : content);
+    const uint64_t value = dims->mla.value_dim, content = dims->mla.content_dim;
+    return padded(dims->n_head * (value > content ? value : content));
 }
 
 void kvl_mla_scratch(const struct kvl_dims *dims, uint64_t u, uint64_t bytes[KVL_MLA_SCRATCH])
@@ -263,7 +271,7 @@ void kvl_mla_scratch(const struct kvl_dims *dims, uint64_t u, uint64_t bytes[KVL
     const bool used = dims->mla.kv_rank != 0;
     bytes[KVL_MLA_QUERY] = used ? u * padded(dims->mla.q_rank != 0 ? dims->mla.q_rank : 1) * sizeof(float) : 0;
     bytes[KVL_MLA_LATENT] = used ? (u * padded((uint64_t)dims->mla.kv_rank + dims->rope_dim) + COLUMNS) * sizeof(float) : 0;
-    bytes[KVL_MLA_HEADS] = used ? u * heads_row(dims) * sizeof(float) : 0;
+    bytes[KVL_MLA_HEADS] = used ? (u * heads_row(dims) + COLUMNS) * sizeof(float) : 0;
 }
 
 /* ---- the forward pass ---- */
@@ -274,11 +282,18 @@ static struct kvl_rows at(struct kvl_rows rows, uint64_t offset)
     return rows;
 }
 
+/* Rows of all heads, `step` floats apart. */
+static struct kvl_rows each(struct kvl_rows rows, uint64_t step)
+{
+    rows.step = step;
+    return rows;
+}
+
 static struct kvl_rows scratch_rows(const struct kvl_mla_run *run, int which)
 {
     const struct kvl_dims *dims = run->dims;
     const uint64_t stride[KVL_MLA_SCRATCH] = {padded(dims->mla.q_rank), padded((uint64_t)dims->mla.kv_rank + dims->rope_dim), heads_row(dims)};
-    return (struct kvl_rows){run->scratch[which], 0, stride[which]};
+    return (struct kvl_rows){run->scratch[which], 0, stride[which], 0};
 }
 
 static kvl_status product(const struct kvl_mla_run *run, const struct kvl_linear *matrix, uint32_t n, struct kvl_rows x, struct kvl_rows y)
@@ -303,14 +318,11 @@ static kvl_status project_absorbed(const struct kvl_mla *mla, const struct kvl_m
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = run->dims;
-    const struct kvl_rows content = scratch_rows(run, KVL_MLA_HEADS), key = at(stage, (uint64_t)dims->n_head * dims->head_dim);
-    for (uint32_t h = 0; h < mla->n_head; h++) {
-        const struct kvl_rows row = at(stage, (uint64_t)h * dims->head_dim);
-        KVL_TRY(product(run, &mla->head[h][CONTENT], n, query, content));
-        KVL_TRY(product(run, &mla->head[h][UP], n, content, row));
-        KVL_TRY(product(run, &mla->head[h][POSITION], n, query, at(row, dims->mla.kv_rank)));
-    }
-    KVL_TRY(make_latents(mla, run, n, x, key));
+    const struct kvl_rows content = each(scratch_rows(run, KVL_MLA_HEADS), dims->mla.content_dim), rows = each(stage, dims->head_dim);
+    KVL_TRY(product(run, &mla->heads[CONTENT], n, query, content));
+    KVL_TRY(product(run, &mla->heads[UP], n, content, rows));
+    KVL_TRY(product(run, &mla->heads[POSITION], n, query, at(rows, dims->mla.kv_rank)));
+    KVL_TRY(make_latents(mla, run, n, x, at(stage, (uint64_t)dims->n_head * dims->head_dim)));
 done:
     return status;
 }
@@ -321,16 +333,14 @@ static kvl_status project_expanded(const struct kvl_mla *mla, const struct kvl_m
 {
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = run->dims;
-    const uint64_t d = dims->head_dim, heads = dims->n_head;
-    const struct kvl_rows latent = scratch_rows(run, KVL_MLA_LATENT);
+    const uint64_t d = dims->head_dim, side = dims->n_head * d;
+    const struct kvl_rows latent = scratch_rows(run, KVL_MLA_LATENT), rows = each(stage, d), keys = at(rows, side), values = at(keys, side);
     KVL_TRY(make_latents(mla, run, n, x, latent));
-    for (uint64_t h = 0; h < heads; h++) {
-        KVL_TRY(product(run, &mla->head[h][POSITION], n, query, at(stage, h * d)));
-        KVL_TRY(product(run, &mla->head[h][CONTENT], n, query, at(stage, h * d + dims->rope_dim)));
-        KVL_TRY(product(run, &mla->copy_position, n, at(latent, dims->mla.kv_rank), at(stage, (heads + h) * d)));
-        KVL_TRY(product(run, &mla->head[h][UP], n, latent, at(stage, (heads + h) * d + dims->rope_dim)));
-        KVL_TRY(product(run, &mla->head[h][VALUE], n, latent, at(stage, (2 * heads + h) * d)));
-    }
+    KVL_TRY(product(run, &mla->heads[POSITION], n, query, rows));
+    KVL_TRY(product(run, &mla->heads[CONTENT], n, query, at(rows, dims->rope_dim)));
+    KVL_TRY(product(run, &mla->copy_position, n, at(latent, dims->mla.kv_rank), keys));
+    KVL_TRY(product(run, &mla->heads[UP], n, latent, at(keys, dims->rope_dim)));
+    KVL_TRY(product(run, &mla->heads[VALUE], n, latent, values));
 done:
     return status;
 }
@@ -341,7 +351,7 @@ kvl_status kvl_mla_project(const struct kvl_mla *mla, const struct kvl_mla_run *
     kvl_status status = KVL_OK;
     const struct kvl_dims *dims = run->dims;
     const struct kvl_cache_dims cache = kvl_model_cache_dims(dims);
-    const struct kvl_rows rows = {stage, 0, kvl_stage_row(&cache)};
+    const struct kvl_rows rows = {stage, 0, kvl_stage_row(&cache), 0};
     struct kvl_rows query = norm->normed;
     KVL_TRY(kvl_rms_norm_run(run->kernels, n, dims->n_embd, norm->eps, norm->weight, hidden, norm->normed));
     if (dims->mla.q_rank != 0) {
@@ -356,13 +366,8 @@ done:
 
 kvl_status kvl_mla_values(const struct kvl_mla *mla, const struct kvl_mla_run *run, uint32_t n, struct kvl_buffer *attended, struct kvl_rows *values)
 {
-    kvl_status status = KVL_OK;
     const struct kvl_cache_dims cache = kvl_model_cache_dims(run->dims);
     const uint64_t d = kvl_output_dim(&cache);
-    const struct kvl_rows sums = {attended, 0, d * run->dims->n_head};
-    *values = scratch_rows(run, KVL_MLA_HEADS);
-    for (uint64_t h = 0; h < mla->n_head; h++)
-        KVL_TRY(product(run, run->dims->mla.expanded ? &mla->copy_value : &mla->head[h][VALUE], n, at(sums, h * d), at(*values, h * run->dims->mla.value_dim)));
-done:
-    return status;
+    *values = each(scratch_rows(run, KVL_MLA_HEADS), run->dims->mla.value_dim);
+    return product(run, run->dims->mla.expanded ? &mla->copy_value : &mla->heads[VALUE], n, (struct kvl_rows){attended, 0, d * run->dims->n_head, d}, *values);
 }

@@ -235,6 +235,53 @@ static void tensors_are_joined(void **state)
     kvl_free(&x);
 }
 
+/* A product of each head, in parts of two heads: the same bits as each matrix alone. shared: all heads multiply the same row. */
+static void multiply_heads(uint32_t gguf_type, uint64_t rows, bool shared, bool exact)
+{
+    enum { COLS = 64, HEADS = 5, MOST = 9, MOST_ROWS = 40 };
+    const uint64_t width = shared ? COLS : HEADS * COLS;
+    struct test_tensor t[HEADS];
+    const struct kvl_gguf_tensor *tensors[HEADS];
+    struct kvl_linear heads, one;
+    struct kvl_rows in, out;
+    float *x = random_floats(MOST * width, 40), of_head[MOST * COLS], y[MOST * HEADS * MOST_ROWS], alone[MOST * MOST_ROWS];
+    for (int h = 0; h < HEADS; h++) {
+        tensor_new(kvl_quant_type(gguf_type), rows, COLS, 41 + (uint64_t)h, &t[h]);
+        tensors[h] = &t[h].tensor;
+    }
+    kvl_linear_limit_part(2 * kvl_linear_heads_bytes(kvl_quant_type(gguf_type), 1, rows, COLS) + 1);
+    assert_ok(kvl_linear_load(kvl_test_device, "test weights", 0, tensors, HEADS, (struct kvl_linear_form){.heads = true}, &heads));
+    kvl_linear_limit_part(0);
+    assert_int_equal(heads.n_parts, 3);
+    for (uint32_t T = 1; T <= MOST; T = T < 4 ? 2 * T : T + 5) {
+        rows_new(T, width, x, 0.0f, &in);
+        rows_new(T, HEADS * rows, NULL, CANARY, &out);
+        in.step = shared ? 0 : COLS;
+        out.step = rows;
+        assert_ok(kvl_linear_run(kernels, &heads, T, in, out, false, exact));
+        rows_read(&out, T, HEADS * rows, CANARY, y);
+        for (uint64_t h = 0; h < HEADS; h++) {
+            for (uint32_t k = 0; k < T; k++) memcpy(of_head + k * COLS, x + k * width + h * in.step, COLS * sizeof *x);
+            load_one(&t[h], &one);
+            run(&one, T, of_head, NULL, exact, alone);
+            for (uint32_t k = 0; k < T; k++) assert_memory_equal(y + (k * HEADS + h) * rows, alone + k * rows, rows * sizeof *y);
+            kvl_linear_free(&one);
+        }
+        kvl_buffer_free(&in.buffer);
+        kvl_buffer_free(&out.buffer);
+    }
+    kvl_linear_free(&heads);
+    for (int h = 0; h < HEADS; h++) tensor_free(&t[h]);
+    kvl_free(&x);
+}
+
+static void heads_multiply_their_own(void **state)
+{
+    multiply_heads(KVL_GGUF_F32, 24, false, true);
+    multiply_heads(KVL_GGUF_Q4_1, 40, false, false);
+    multiply_heads(KVL_GGUF_Q4_1, 16, true, false);
+}
+
 /* ---- activations of 8 bits ---- */
 
 /* What the device makes of activations: codes times a scale, in blocks of 32. */
@@ -537,6 +584,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(halves_become_neighbours),
     cmocka_unit_test(norms_of_heads_and_sums),
     cmocka_unit_test(tensors_are_joined),
+    cmocka_unit_test(heads_multiply_their_own),
     cmocka_unit_test(products_in_8_bits),
     cmocka_unit_test(sums_of_8_bits_do_not_overflow),
     cmocka_unit_test(chains_change_no_bits),
