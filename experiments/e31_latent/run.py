@@ -47,12 +47,17 @@ SHARES = {"3/4": 192, "1/2": 128, "9/32": 72, "1/4": 64, "7/32": 56, "5/32": 40}
 RECENCY = {f"recency {share}": (f"sink=4 window={tokens - 4}", None) for share, tokens in SHARES.items()}
 ORACLE = {f"oracle {share}": (f"keep=oracle budget=uniform(kept={tokens / TOKENS:g})", None) for share, tokens in SHARES.items()}
 CACHES = LATENTS | QUANTIZED | RECENCY | ORACLE
-# row: options of to_mla.py. 384 elements a token and layer before
+# row: options of to_mla.py. 384 elements a token and layer before, 192 of the family's MHA (e30), whose text is the Bible's last part
 CONVERTED = {
     "mla 64+320": "--components 1", "mla 64+256": "--components 1 --rank 256", "mla 64+192": "--components 1 --rank 192",
     "mla 64+128": "--components 1 --rank 128", "mla 128+256": "--components 2", "mla 128+128": "--components 2 --rank 128",
     "pairs 96+288": "--frequencies 16", "pairs 96+160": "--frequencies 16 --rank 160",
 }
+FAMILY = {"family": None, "family 16+176": "--components 1", "family 16+80": "--components 1 --rank 80", "family 16+48": "--components 1 --rank 48",
+          "family 16+16": "--components 1 --rank 16"}
+FAMILY_MODEL, FAMILY_TEXT = "data/models/family-mha.gguf", "data/text/kjv.txt"
+FAMILY_WINDOWS = ["-c", "512", "--chunks", "64", "--first-chunk", "7700"]
+ROWS = [*CACHES, *CONVERTED, *FAMILY]
 
 
 def output(command):
@@ -69,12 +74,23 @@ def table_of(args, name):
     return path
 
 
-def moments_of(args):
-    path, tokens = args.work / "moments.npz", args.work / "tokens.txt"
+def moments_of(args, model, text):
+    path, tokens = (args.work / f"{Path(model).stem}{ending}" for ending in ("-moments.npz", "-tokens.txt"))
     if not tokens.exists():
-        tokens.write_text(output([args.program, "tokenize", "-m", MODEL, "-f", TEXT]))
+        tokens.write_text(output([args.program, "tokenize", "-m", model, "-f", text]))
     if not path.exists():
-        output([sys.executable, HERE / "to_mla.py", MODEL, "--moments", path, "--tokens", tokens])
+        output([sys.executable, HERE / "to_mla.py", model, "--moments", path, "--tokens", tokens])
+    return path
+
+
+def converted_model(args, row):
+    """A new file, or the model itself for the row that converts nothing."""
+    model, text = (FAMILY_MODEL, FAMILY_TEXT) if row in FAMILY else (MODEL, TEXT)
+    options = (CONVERTED | FAMILY)[row]
+    if options is None:
+        return model
+    path = args.work / f"{row.replace(' ', '_').replace('+', '_')}.gguf"
+    output([sys.executable, HERE / "to_mla.py", model, path, "--moments", moments_of(args, model, text), *options.split()])
     return path
 
 
@@ -91,15 +107,12 @@ def evaluate(args, row):
     """The row's run file. An oracle needs tokens that follow: the first half of the window is compressed at its end, the second is scored as in all other rows."""
     half = str(TOKENS // 2)
     window = ["--protocol", "compress-then-score", "--context", half, "--score", half] if row in ORACLE else ["-c", str(TOKENS)]
-    rest = ["-f", TEXT, *window, *WINDOWS, "--quiet", "-o", run_file(args, row)]
+    windows = FAMILY_WINDOWS if row in FAMILY else [*window, *WINDOWS]
+    rest = ["-f", FAMILY_TEXT if row in FAMILY else TEXT, *windows, "--quiet", "-o", run_file(args, row)]
     if row in CACHES:
         spec, table = CACHES[row]
         return output([args.program, "eval", "kld", "-m", MODEL, *rest, "--base-logits", args.work / "base", "--kv", spec + (f" table={table_of(args, table)}" if table else "")])
-    model = args.work / f"{row.replace(' ', '_').replace('+', '_')}.gguf"
-    if not model.exists():
-        output([sys.executable, HERE / "to_mla.py", MODEL, model, "--moments", moments_of(args), *CONVERTED[row].split()])
-    output([args.program, "eval", "ppl", "-m", model, *rest])
-    model.unlink()
+    output([args.program, "eval", "ppl", "-m", converted_model(args, row), *rest])
 
 
 def read_results():
@@ -113,7 +126,7 @@ def read_results():
 
 def run(args):
     args.work.mkdir(parents=True, exist_ok=True)
-    for row in [*CACHES, *CONVERTED]:
+    for row in ROWS:
         path = run_file(args, row)
         if args.match in row and not path.exists() and not Path(f"{path}.part").exists(): # another run.py may be at work
             evaluate(args, row)
@@ -125,20 +138,20 @@ def collect(args):
     import paired
     found = paired.read_runs(args.program, args.output, key=lambda facts: Path(facts["file"]).stem)
     rows = read_results()
-    for row in [*CACHES, *CONVERTED]:
+    for row in ROWS:
         run = found.get(run_file(args, row).stem)
         if run:
-            kv = CACHES[row][0] if row in CACHES else CONVERTED[row]
+            kv = CACHES[row][0] if row in CACHES else (CONVERTED | FAMILY)[row]
             rows[row] = [{"run": run["run"], "row": row, "kv": kv, "bytes_per_token": int(float(run["facts"]["memory_bytes_per_token"]) * share_of(row)),
                           "chunk": int(window["chunk"]), **{name: window.get(name, "") for name in ("kld", "nll", "nll_base")}} for window in run["rows"].values()]
-    paired.write_csv(RESULTS, [line for row in [*CACHES, *CONVERTED] for line in rows.get(row, [])])
+    paired.write_csv(RESULTS, [line for row in ROWS for line in rows.get(row, [])])
     paired.write_csv(HERE / "caches.csv", summaries())
     files = [str(args.output / f"{run['run']}.h5") for run in found.values()]
     subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *files], check=True)
 
 
 def kind_of(row):
-    kinds = {"latent": LATENTS, "quantized": QUANTIZED, "recency": RECENCY, "oracle": ORACLE, "converted": CONVERTED}
+    kinds = {"latent": LATENTS, "quantized": QUANTIZED, "recency": RECENCY, "oracle": ORACLE, "converted": CONVERTED, "family": FAMILY}
     return next(kind for kind, rows in kinds.items() if row in rows)
 
 
@@ -146,10 +159,11 @@ def summaries():
     """A row a cache: means over windows with their standard errors; nll above that of f16 in the same window."""
     rows = read_results()
     base = {line["chunk"]: float(line["nll_base"]) for lines in rows.values() for line in lines if line["nll_base"] and line["row"] not in ORACLE}
+    family = {line["chunk"]: float(line["nll"]) for line in rows.get("family", [])}
     out = []
-    for row in [row for row in [*CACHES, *CONVERTED] if row in rows]:
-        lines = rows[row]
-        above = [float(line["nll"]) - float(line["nll_base"] or base[line["chunk"]]) for line in lines]
+    for row in [row for row in ROWS if row in rows]:
+        lines, before = rows[row], family if row in FAMILY else base
+        above = [float(line["nll"]) - float(line["nll_base"] or before[line["chunk"]]) for line in lines]
         kld = mean_and_error(column(lines, "kld")) if column(lines, "kld") else ("", "")
         out.append({"run": lines[0]["run"], "row": row, "kind": kind_of(row), "kv": lines[0]["kv"], "bytes_per_token": int(float(lines[0]["bytes_per_token"])), "windows": len(lines),
                     **dict(zip(("kld", "kld_se"), kld)), **dict(zip(("above", "above_se"), mean_and_error(above)))})

@@ -27,4 +27,5 @@ near "$(measure -c 512 --chunks 1 | number 'r["nll"]')" 2.4152846 5e-4 "nll of a
 near "$(measure -c 2048 --chunks 1 | number 'r["nll"]')" 2.6618063 5e-4 "nll of a window of 2048"
 [[ ${KVLAB_SLOW-} == 1 ]] || exit 0
 near "$(measure -c 512 --chunks 10 | number 'r["ppl"]')" 19.0158 5e-3 "perplexity of windows of 512"
-near "$(measure -c 2048 --chunks 4 | number 'r["ppl"]')" 17.0013 6e-3 "perplexity of windows of 2048" # float32: 16.914, llama.cpp's own rounding is in its number
+near "$(measure -c 2048 --chunks 4 --ubatch 4 | number 'r["ppl"]')" 17.0013 5e-3 "perplexity of windows of 2048" # activations in 8 bits, as llama.cpp's: 16.961
+near "$(measure -c 2048 --chunks 4 | number 'r["ppl"]')" 16.9141 1e-3 "perplexity of windows of 2048 in float32"
