@@ -2,7 +2,7 @@
 """What a token of each model of the family costs: bytes, bits a byte (from the run files of grid.yaml), decode time behind a cache of random rows.
 
 usage: cost.py times [--kvlab P] [-r N]    runs/e32_family_cost-times-*.h5, models in turns; on a machine that does nothing else -> times.csv, runs.csv
-       cost.py report [--runs DIR]         runs/e32_family_cost -> costs.csv, runs.csv; the table of what is there (these two need h5py)
+       cost.py report [--runs DIR]         runs/e32_family_cost -> costs.csv, runs.csv; the table of what is there (these two need h5py, report scipy too)
        cost.py figure                      costs.csv, times.csv -> cost.svg (needs matplotlib)
 """
 import argparse
@@ -63,18 +63,24 @@ def medians():
     return {key: statistics.median(values) for key, values in samples.items()}
 
 
-def collect(folder):
-    """costs.csv: bytes a token of the context and bits a byte of each model and cache, with the standard error over windows."""
-    import collect
-    files = sorted(folder.glob("*.h5"))
-    if not files:
+def collect(args):
+    """costs.csv: bytes a token of the context and bits a byte of each model and cache with the standard error over windows; those above the model's own f16 and above mha's in
+    the same windows, with half their 95 % intervals."""
+    import paired
+    runs = paired.read_runs(args.kvlab, args.runs, key=lambda facts: (facts["config_model"].removeprefix("family "), facts["config_kv_given"]))
+    if not runs:
         return
-    subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *files], check=True)
-    number = lambda row, name: float(row[name]) / math.log(2)
-    rows = [{"run": row["run"], "model": row["config_model"].removeprefix("family "), "kv": row["config_kv_given"],
-             "bytes_per_token": int(float(row["memory_bytes_per_token"]) * (KEPT if row["config_kv_given"] in CONTROLS else 1)), "bits_per_byte": number(row, "quality_nll"), "se": number(row, "quality_ppl_se_chunk") / float(row["quality_ppl"]), "windows": row["quality_n_chunks"]}
-            for row in collect.read_csv(HERE / "runs.csv") if row.get("config_kv_given")]
-    collect.write_csv(HERE / "costs.csv", rows)
+    subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *(args.runs / f"{run['run']}.h5" for run in runs.values())], check=True)
+    rows = []
+    for (model, kv), run in sorted(runs.items()):
+        row = {"run": run["run"], "model": model, "kv": kv, "bytes_per_token": int(float(run["facts"]["memory_bytes_per_token"]) * (KEPT if kv in CONTROLS else 1))}
+        for name, base in (("above", runs[model, "f16"]), ("above_mha", runs["mha", "f16"])):
+            windows = paired.common_windows(run, base)
+            bits, before = (paired.column(which, "nll", windows) / math.log(2) for which in (run, base))
+            found = paired.interval(bits - before) if run is not base else {"mean": 0.0, "high": 0.0}
+            row |= {name: found["mean"], f"{name}_half": found["high"] - found["mean"]}
+        rows.append(row | {"bits_per_byte": bits.mean(), "se": bits.std(ddof=1) / math.sqrt(len(bits)), "windows": len(bits)})
+    paired.write_csv(HERE / "costs.csv", rows)
 
 
 def draw():
@@ -83,27 +89,31 @@ def draw():
     figure, (left, right) = drawing.new_figure(9.5, 4, columns=2)
     for model, colour in zip(MODELS, drawing.COLOURS):
         for kinds, shape in ((CACHES, "o-"), *(((kv,), shape) for kv, (_, shape) in CONTROLS.items())):
-            points = sorted([float(row[name]) for name in ("bytes_per_token", "bits_per_byte", "se")] for row in costs if row["model"] == model and row["kv"] in kinds)
+            points = sorted([float(row[name]) for name in ("bytes_per_token", "above_mha", "above_mha_half")] for row in costs if row["model"] == model and row["kv"] in kinds)
             if points:
                 x, y, error = zip(*points)
                 left.errorbar(x, y, error, fmt=shape, color=colour, linewidth=1, capsize=2)
         line = [(depth, times[model, depth]) for depth in DEPTHS if (model, depth) in times]
         if line:
             right.plot(*zip(*line), "o-", color=colour, linewidth=1, label=model)
-    left.set(title="lines: f16, int8, int4; controls: recency (squares), oracle (stars)", xlabel="bytes a token of the context", ylabel="bits a byte (standard error over windows)", xscale="log")
+    left.set(title="lines: f16, int8, int4; controls: recency (squares), oracle (stars)", xlabel="bytes a token of the context", ylabel="bits a byte above mha's with f16 (95 %)", xscale="log")
     right.set(title="decode, f16", xlabel="tokens in the cache", ylabel="us a token (median)", xscale="log", ylim=(0, None))
     right.legend(frameon=False, fontsize=8)
     drawing.save_figure(figure, HERE / "cost.svg", "experiments/e32_family_cost/cost.py figure")
 
 
+def cell_of(row):
+    numbers = {name: float(row[name]) for name in ("bits_per_byte", "se", "above", "above_half")}
+    return f"{row['bytes_per_token']}, " + ("{bits_per_byte:.4f} +- {se:.4f}" if row["kv"] == "f16" else "{bits_per_byte:.4f}, {above:+.4f} +- {above_half:.4f}").format(**numbers)
+
+
 def report(args):
-    collect(args.runs)
+    collect(args)
     times, costs = medians(), {(row["model"], row["kv"]): row for row in read("costs.csv")}
-    print("| model | " + " | ".join(f"{cache}: bytes a token, bits a byte" for cache in CACHES) + " | " + " | ".join(f"us behind {depth}" for depth in DEPTHS) + " |")
+    print("| model | " + " | ".join(f"{cache}: bytes a token, bits a byte" + (", above f16" if cache != "f16" else "") for cache in CACHES) + " | " + " | ".join(f"us behind {depth}" for depth in DEPTHS) + " |")
     print("| --- |" + " ---: |" * (len(CACHES) + len(DEPTHS)))
     for model in MODELS:
-        cells = ["{bytes_per_token}, {bits:.4f} +- {error:.4f}".format(**row, bits=float(row["bits_per_byte"]), error=float(row["se"])) if (row := costs.get((model, cache))) else ""
-                 for cache in CACHES]
+        cells = [cell_of(costs[model, cache]) if (model, cache) in costs else "" for cache in CACHES]
         cells += [f"{times[model, depth]:.0f}" if (model, depth) in times else "" for depth in DEPTHS]
         print(f"| {model} | " + " | ".join(cells) + " |")
 
