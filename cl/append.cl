@@ -47,6 +47,19 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
     kvl_finish(x, turn, position, is_query, is_value, is_rounded);
     for (uint c = 0; c < KVL_HD; c++) row[c] = x[c];
 }
+#elif KVL_LAYERS > 1
+/* The same where layers share records: RoPE and order alone. head counts query heads, the keys of all kv heads, their values. */
+void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint token, uint head, uint q_stride, uint round_exact)
+{
+    const bool is_query = head < KVL_H * KVL_G, is_value = head >= KVL_H * (KVL_G + KVL_HEADS);
+    global float *row = stage + (ulong)token * q_stride + head * KVL_HD;
+    float x[KVL_HD];
+    for (uint c = 0; c < KVL_HD; c++) x[c] = row[c];
+    if (is_query || (!is_value && !KVL_ROPE_PRE)) kvl_rope_row(x, turn, position);
+    if (!is_query && !is_value) kvl_order_row(x, turn.rope_dim, false);
+    if (KVL_EXACT_HALF && round_exact && !is_query) kvl_round_row(x, KVL_HD);
+    for (uint c = 0; c < KVL_HD; c++) row[c] = x[c];
+}
 #endif
 
 /* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */

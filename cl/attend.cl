@@ -37,6 +37,11 @@
 
 /* Channels of a restored key or value, those of all heads of a stream, and where among them stand those of the head that query row r reads. */
 #define KVL_KEY (KVL_RESTORES ? KVL_ROW : KVL_DK)
+#if KVL_LAYERS > 1 /* a record may be longer than what a layer's part of it is */
+#define KVL_KEY_ROOM (KVL_DK > KVL_ROW ? KVL_DK : KVL_ROW)
+#else
+#define KVL_KEY_ROOM KVL_KEY
+#endif
 #define KVL_HEAD_OF(r) ((r) % KVL_G / (KVL_G / KVL_HEADS))
 #define KVL_KEY_AT(r) (KVL_RESTORES ? KVL_HEAD_OF(r) * KVL_HD : 0)
 
@@ -171,7 +176,7 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
                     const KVL_QS float *aux, kvl_turn turn, kvl_places position, const global uint *rank, KVL_QS float *out)
 {
     for (uint t = 0; t < KVL_SLICE; t += 16) {
-        float k[KVL_KEY], keys[KVL_KEY * 16];
+        float k[KVL_KEY_ROOM], keys[KVL_KEY * 16];
         for (uint i = 0; i < 16; i++) {
             kvl_read_key(block, table, h, t0 + t + i, turn, KVL_TURNED_BY(position, t + i, rank), k);
             for (uint c = 0; c < KVL_KEY; c++) keys[c * 16 + i] = k[c];
@@ -191,7 +196,7 @@ void kvl_key_scores(const KVL_GLOBAL uchar *block, const KVL_GLOBAL float *table
         float dot[KVL_NQ];
         for (uint r = 0; r < KVL_NQ; r++) dot[r] = 0.0f;
 #if KVL_RESTORES
-        float k[KVL_KEY];
+        float k[KVL_KEY_ROOM];
         kvl_read_key(block, table, h, t0 + t, turn, KVL_TURNED_BY(position, t, rank), k);
         for (uint c = 0; c < KVL_DQ; c++)
             for (uint r = 0; r < KVL_NQ; r++) dot[r] = fma(q[r * KVL_DQ + c], k[KVL_KEY_AT(r) + c], dot[r]);
@@ -294,13 +299,13 @@ void kvl_exact_scores(kvl_rows rows, uint h, uint base, uint from, uint to, cons
         rows.first = t;
 #if KVL_VECTORS || KVL_RESTORES
         float k[KVL_KEY];
-        kvl_read_row(rows, KVL_DK, k);
+        kvl_read_row(rows, KVL_XK, k);
 #define KEY_AT(c) k[c]
 #else
 #define KEY_AT(c) kvl_row_at(rows, 0, c) /* an array of a row spills on GPUs */
 #endif
 #if KVL_RESTORES
-        kvl_restore_key(k, turn, h, t);
+        kvl_restore_exact(k, turn, h, t);
 #endif
         for (uint r = 0; r < KVL_NQ; r++) {
             if (t < start[r]) continue;
@@ -340,7 +345,15 @@ void kvl_sink_scores(kvl_rows rows, uint base, uint from, uint to, const uint *b
 void kvl_exact_accumulate(kvl_rows rows, uint h, uint base, uint from, uint to, const uint *start, const KVL_QS float *p, kvl_turn turn,
                           KVL_QS float *acc, uint item)
 {
-#if KVL_V_REBUILT
+#if KVL_LAYERS > 1
+    for (uint t = from; t < to; t++)
+        for (uint c = item; c < KVL_ROW; c += KVL_WG) {
+            rows.first = t;
+            const float value = kvl_row_at(rows, 0, c);
+            for (uint r = 0; r < KVL_NQ; r++)
+                if (KVL_HEAD_OF(r) == c / KVL_HD && t >= start[r]) acc[r * KVL_DA + c % KVL_HD] = fma(p[r * KVL_B + t - base], value, acc[r * KVL_DA + c % KVL_HD]);
+        }
+#elif KVL_V_REBUILT
     for (uint t = from; t < to; t++) {
         float record[KVL_DV];
         rows.first = t;

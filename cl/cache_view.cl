@@ -4,6 +4,8 @@
  *   KVL_H, KVL_HEADS   streams of a layer; kv heads that share the records of one
  *   KVL_G, KVL_TILE    query heads a stream; query tokens a tile. KVL_NQ = KVL_G * KVL_TILE query rows share every read
  *   KVL_HD             channels of a head as the model has it
+ *   KVL_LAYERS         layers that share records: above 1 pages are those of all of them, and the stage's and the exact rows the layer's own: KVL_XK, KVL_XV
+ *   KVL_PROJECTS       query rows and records have a buffer of their own, made from the stage
  *   KVL_DK, KVL_DV     channels of a key's and of a value's record
  *   KVL_DQ, KVL_DA     channels of a query row and of a sum of values: those of the record, or of a head where rows are rebuilt when they are read
  *   KVL_JOINT          a key's record holds the value, in its first KVL_DV channels: there is one side
@@ -25,6 +27,17 @@
  *
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
+
+#define KVL_PROJECTS ((KVL_K_RANK != 0 || KVL_V_RANK != 0) && KVL_LAYERS == 1)
+
+/* Channels of a row of the stage, and of an exact one. */
+#if KVL_LAYERS > 1
+#define KVL_XK (KVL_HEADS * KVL_HD)
+#define KVL_XV KVL_XK
+#else
+#define KVL_XK KVL_DK
+#define KVL_XV KVL_DV
+#endif
 
 #define KVL_JOINS (KVL_DEVICE_CPU && KVL_WG == 1 && KVL_TILE == 1)
 #define KVL_COUNTS 4
@@ -102,15 +115,15 @@ uint kvl_pages_read(uint whole, uint end, uint budget)
 #define KVL_SEQUENCE_AT(h) 0UL
 #define KVL_OF_SEQUENCE(head, heads) (head)
 #else
-#define KVL_SEQUENCE_AT(h) ((ulong)((h) / KVL_H_EACH) * KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK + KVL_DV))
+#define KVL_SEQUENCE_AT(h) ((ulong)((h) / KVL_H_EACH) * KVL_H_EACH * (KVL_G * KVL_DQ + KVL_XK + KVL_XV))
 #define KVL_OF_SEQUENCE(head, heads) ((head) % (heads))
 #endif
 #define KVL_QKV_Q(head) (KVL_SEQUENCE_AT((head) / KVL_G) + KVL_OF_SEQUENCE(head, KVL_H_EACH * KVL_G) * KVL_DQ)
-#define KVL_QKV_K(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * KVL_G * KVL_DQ + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DK)
+#define KVL_QKV_K(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * KVL_G * KVL_DQ + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_XK)
 #if KVL_JOINT
 #define KVL_QKV_V(h) KVL_QKV_K(h)
 #else
-#define KVL_QKV_V(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * (KVL_G * KVL_DQ + KVL_DK) + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_DV)
+#define KVL_QKV_V(h) (KVL_SEQUENCE_AT(h) + KVL_H_EACH * (KVL_G * KVL_DQ + KVL_XK) + KVL_OF_SEQUENCE(h, KVL_H_EACH) * KVL_XV)
 #endif
 
 /* Page table of a layer: K [H][k_slots] then V [H][v_slots]; an entry is slab << 56 | byte offset. */
@@ -130,20 +143,31 @@ const KVL_GLOBAL float *kvl_k_table(const KVL_GLOBAL float *tables, uint h, kvl_
 const KVL_GLOBAL float *kvl_v_table(const KVL_GLOBAL float *tables, uint h, kvl_view v) { return tables + v.v_table + (ulong)h * KVL_V_TABLE; }
 #endif
 
-/* Exact rows of a layer: K [H][sink + k_ring][DK], then V [H][sink + v_ring][DV]: where those of stream h begin. */
+/* Exact rows of a layer: K [H][sink + k_ring][XK], then V [H][sink + v_ring][XV]: where those of stream h begin. */
 ulong kvl_exact_at(uint h, bool is_k, kvl_view v)
 {
-    const ulong k_row = (ulong)KVL_DK * (v.sink + v.k_ring), v_row = (ulong)KVL_DV * (v.sink + v.v_ring);
+    const ulong k_row = (ulong)KVL_XK * (v.sink + v.k_ring), v_row = (ulong)KVL_XV * (v.sink + v.v_ring);
     return (is_k || KVL_JOINT ? h * k_row : KVL_H * k_row + h * v_row) * (KVL_EXACT_HALF ? 2 : 4);
 }
 
 kvl_rows kvl_side_rows(const KVL_GLOBAL float *stage, const KVL_GLOBAL uchar *exact, uint h, bool is_k, kvl_view v, uint first)
 {
     const bool reads_k = is_k || KVL_JOINT;
-    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride, reads_k ? KVL_DK : KVL_DV, v.p0,
+    kvl_rows rows = {stage + (is_k ? KVL_QKV_K(h) : KVL_QKV_V(h)), exact + kvl_exact_at(h, is_k, v), v.q_stride, reads_k ? KVL_XK : KVL_XV, v.p0,
                      first, v.sink, reads_k ? v.k_ring : v.v_ring, v.spin, 0};
     return rows;
 }
+
+#if KVL_LAYERS > 1
+/* The records that layers have joined: rows [..][K of the streams, V of the streams], the first of which is token `base`. */
+#define KVL_JOINED_ROW (KVL_H * (KVL_DK + KVL_DV))
+#define KVL_JOINED_AT(h, is_k) ((is_k) ? (h) * KVL_DK : KVL_H * KVL_DK + (h) * KVL_DV)
+kvl_rows kvl_joined_rows(const KVL_GLOBAL float *joined, uint h, bool is_k, uint base, uint first)
+{
+    kvl_rows rows = {joined + KVL_JOINED_AT(h, is_k), 0, KVL_JOINED_ROW, is_k ? KVL_DK : KVL_DV, base, first, 0, 0, 0, 0};
+    return rows;
+}
+#endif
 
 /* First token query position p may see beyond the sinks. */
 uint kvl_window_start(kvl_view v, uint p) { return max(v.sink, v.window != 0 && p + 1 > v.window ? p + 1 - v.window : 0u); }

@@ -11,6 +11,9 @@
  * projection asks for it (KVL_K_REBUILT). Values' rotation and projection are undone on attention's output, or one by one (KVL_V_REBUILT). Exact
  * rows (sinks, tail, stage) hold records too.
  *
+ * Where layers share records (KVL_LAYERS) a layer's rows stay as they are but for RoPE and order, and a record is the sum of what the layers' projections
+ * make of them (kvl_join of store.cl): then it is rotated. Such records are always made into rows again.
+ *
  *   KVL_K_ROT_M    0: no rotation; else R = M (x) S with a dense M of this size and S Sylvester's matrix of size KVL_K_ROT_D / KVL_K_ROT_M. It
  *                  turns the record's first KVL_K_ROT_D channels. KVL_V_ROT_* are the value's
  *   KVL_K_RANK     0: no projection; else the channels of the record that stands for the KVL_ROW channels of the stream's heads
@@ -103,7 +106,7 @@ void kvl_add_product(const float *x, uint n, const global float *matrix, uint co
 #define KVL_DOWN(projection, rank, h) ((projection) + (ulong)(h) * (2 * KVL_ROW * (rank)))
 #define KVL_UP(projection, rank, h) (KVL_DOWN(projection, rank, h) + KVL_ROW * (rank))
 
-/* A key's record x [KVL_DK] of stream h becomes the keys of its heads [KVL_ROW], after RoPE and in GGUF order. */
+/* A key's record x [KVL_DK] of stream h becomes the keys of its heads [KVL_ROW], after RoPE and in GGUF order. Where layers share it: of this layer. */
 void kvl_restore_key(float *x, kvl_turn turn, uint h, uint position)
 {
     kvl_unrotate_key(x, turn);
@@ -120,6 +123,21 @@ void kvl_restore_key(float *x, kvl_turn turn, uint h, uint position)
 #endif
     }
 }
+
+#if KVL_LAYERS > 1
+/* The same of an exact row, which holds the layer's own keys. */
+void kvl_restore_exact(float *x, kvl_turn turn, uint h, uint position)
+{
+    for (uint i = 0; i < KVL_HEADS; i++) {
+        kvl_order_row(x + i * KVL_HD, turn.rope_dim, true);
+#if KVL_ROPE_PRE
+        kvl_rope_row(x + i * KVL_HD, turn, position);
+#endif
+    }
+}
+#else
+#define kvl_restore_exact kvl_restore_key
+#endif
 
 #if KVL_SLIDES /* of layers without a projection */
 /* A sink of a window that has slid `by` tokens past it, as the query sees it: at the place it has behind the window, not at its position. */

@@ -1,6 +1,6 @@
 /* store.cl: what is written to the cache: records in the stage, sealed pages, exact rows. */
 
-#if KVL_K_RANK == 0 && KVL_V_RANK == 0
+#if !KVL_PROJECTS
 /* One work-item a head and token. */
 kernel void kvl_rope(global float *stage, global const ulong *table, ulong table_offset, KVL_TURN_PARAMS, uint round_exact, KVL_VIEW_PARAMS)
 {
@@ -138,6 +138,9 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
     const uint h = get_global_id(0);
     const bool is_k = get_global_id(2) == 0;
     KVL_HEAD_VIEW(h)
+#if KVL_LAYERS > 1
+    const uint base = is_k ? k_first : v_first; /* the stage is records that layers have joined, from this token on */
+#endif
 #if KVL_RAGGED
     k_first = kvl_sealed_end(p0, sink, KVL_K_TAIL, KVL_K_UNIT);
     v_first = kvl_sealed_end(p0, sink, KVL_V_TAIL, KVL_V_UNIT);
@@ -148,9 +151,39 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
     const uint page = (side_first - sink) / page_tokens + get_global_id(1);
     const uint first = max(side_first, sink + page * page_tokens), end = min(side_end, sink + (page + 1) * page_tokens);
     if (first >= end) return;
+#if KVL_LAYERS > 1
+    kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_joined_rows(stage, h, is_k, base, first), h, is_k, first, end, view, status);
+#else
     kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end, view,
                      status);
+#endif
 }
+
+#if KVL_LAYERS > 1
+/* Adds what this layer's rows are to the records that it shares: those of tokens [first, end) of each side, from the stage or, where they have left it, from the
+ * exact rows. joined: kvl_joined_rows, keys' from token k_base on. begins, ends: it is the first, the last of these layers. One work-item a stream, token and side. */
+kernel void kvl_join(global const float *stage, global const uchar *exact, ulong exact_offset, global float *joined, KVL_TURN_PARAMS, uint k_first, uint v_first,
+                     uint k_end, uint v_end, uint k_base, uint v_base, uint begins, uint ends, KVL_VIEW_PARAMS)
+{
+    const kvl_turn turn = KVL_TURN_INIT;
+    const kvl_view view = KVL_VIEW_INIT;
+    const uint h = get_global_id(0);
+    const bool is_k = get_global_id(2) == 0;
+    const uint token = (is_k ? k_first : v_first) + get_global_id(1), rank = is_k ? KVL_DK : KVL_DV;
+    if (token >= (is_k ? k_end : v_end)) return;
+    global float *to = joined + (ulong)(token - (is_k ? k_base : v_base)) * KVL_JOINED_ROW + KVL_JOINED_AT(h, is_k);
+    float x[KVL_ROW], y[KVL_DK > KVL_DV ? KVL_DK : KVL_DV];
+    kvl_read_row(kvl_side_rows(stage, exact + exact_offset, h, is_k, view, token), KVL_ROW, x);
+    for (uint r = 0; r < rank; r++) y[r] = begins ? 0.0f : to[r];
+    if (is_k) kvl_add_product(x, KVL_ROW, KVL_DOWN(turn.k_projection, KVL_DK, h), KVL_DK, y);
+    else kvl_add_product(x, KVL_ROW, KVL_DOWN(turn.v_projection, KVL_DV, h), KVL_DV, y);
+#if KVL_K_ROT_M != 0
+    if (ends && is_k) kvl_rotate_key(y, turn);
+    if (ends && !is_k) kvl_rotate_value(y, turn);
+#endif
+    for (uint r = 0; r < rank; r++) to[r] = y[r];
+}
+#endif
 
 #if KVL_K_RANK == 0 && KVL_V_RANK == 0
 /* Records and seal in one launch, for ubatches that are sealed whole as soon as they come: one work-item a head (queries, keys, values) and page

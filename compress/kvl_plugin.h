@@ -284,7 +284,8 @@ struct kvl_budget {
 
 /* ---- projection (since ABI 1.2): a linear map in front of a codec, which then has fewer channels to store ---- */
 
-/* The keys, or the values, that `heads` kv heads have of a token, one after the other, are one row x of W = heads * D numbers. A codec encodes its
+/* The keys, or the values, that `heads` kv heads have of a token in each of `layers` layers, one layer and head after the other, are one row x of
+ * W = layers * heads * D numbers. A codec encodes its
  * record z [R], z_r = sum_i x_i down[i][r]; what is read is y_i = sum_r up[i][r] z_r. Keys undergo RoPE before the projection, or after it when
  * they are read, as the user stores them. */
 struct kvl_projection_dims {
@@ -297,10 +298,11 @@ struct kvl_projection_shape { /* the host sets struct_size and zeroes the rest *
     uint32_t heads;           /* that share a record; the model's kv heads are a multiple of it */
     uint32_t rank;            /* R, a multiple of 8; 0: ranks() says that of each layer */
     uint32_t rebuilt;         /* 1: each y is made when it is read; 0: queries and attention's output are multiplied with up instead, where they can be */
-    uint32_t table_floats;    /* floats of calibration table for each `heads` heads of a layer; that and the name say whether a table fits */
+    uint32_t table_floats;    /* floats of calibration table for each record; that and the name say whether a table fits */
+    uint32_t layers;          /* neighbouring layers that share a record; the model's are a multiple of it. 0: 1 */
 };
 
-/* What a side has learned, all layers. */
+/* What a side has learned, all layers; where they share records n_layer counts groups of them, also in what ranks() says. */
 struct kvl_projection_tables {
     uint32_t struct_size, n_layer, n_stream, table_floats;
     const float *values;      /* [n_layer][n_stream][table_floats] */

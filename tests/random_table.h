@@ -19,7 +19,7 @@ static inline int random_put(void *context, const char *name, uint32_t n, const 
     return 0;
 }
 
-/* Table of a stream from rows x [n][heads * D]. */
+/* Table of a stream from rows x [n][layers * heads * D]. */
 static inline void random_stream(const struct kvl_layer_spec *entry, int side, uint32_t head_dim, uint64_t n, const float *x, uint32_t n_floats,
                                  struct random_taker *taker)
 {
@@ -44,24 +44,25 @@ static inline kvl_status random_table(void *context, const struct kvl_layer_spec
 {
     enum { ROWS = 200 };
     const struct kvl_cache_dims *dims = context;
-    *out = (struct kvl_table){.n_layer = dims->n_layer, .sha256 = "random"};
+    *out = (struct kvl_table){.sha256 = "random"};
     for (int side = 0; side < KVL_SIDES; side++) {
         struct kvl_stream_record record;
         struct kvl_codec_shape shape;
         assert_int_equal(kvl_spec_stream_record(entry, side, 0, dims->head_dim, &record), KVL_OK);
         assert_int_equal(kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, record.channels, 0, &shape), KVL_OK);
         const uint32_t n = record.table_floats != 0 ? record.table_floats : shape.table_floats;
-        const size_t row_floats = (size_t)ROWS * record.heads * dims->head_dim;
+        const size_t row_floats = (size_t)ROWS * record.layers * record.heads * dims->head_dim;
         float *x = NULL;
+        out->n_layer = dims->n_layer / record.layers;
         out->n_stream = dims->n_kv_head / record.heads;
         if (n == 0) continue;
-        const size_t n_streams = (size_t)dims->n_layer * out->n_stream;
+        const size_t n_streams = (size_t)out->n_layer * out->n_stream;
         out->n[side] = n;
         assert_int_equal(kvl_alloc(&out->values[side], n_streams * n, sizeof(float)), KVL_OK);
         assert_int_equal(kvl_alloc(&x, row_floats, sizeof *x), KVL_OK);
         for (size_t s = 0; s < n_streams; s++) {
             struct random_taker taker = {.values = out->values[side] + s * n};
-            if (s > 0 && dims->n_layer > 1) { /* one stream serves for all: only sizes matter there */
+            if (s > 0 && out->n_layer > 1) { /* one stream serves for all: only sizes matter there */
                 memcpy(taker.values, out->values[side], n * sizeof(float));
                 continue;
             }

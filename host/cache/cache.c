@@ -14,6 +14,7 @@ struct layer_kernels {
     struct kvl_kernel *seal, *keep, *decode_rows;
     struct kvl_kernel *rope, *append, *finish_kept, *project; /* the last of layers with a projection, the others of those without */
     struct kvl_kernel *finish_output;                        /* NULL where attention's sums are outputs */
+    struct kvl_kernel *join;                                 /* in place of append where layers share records */
     struct kvl_kernel *attend[2], *merge[2]; /* for one token; for a prefill tile */
     struct kvl_kernel *bound_pages, *score_pages, *pick_pages; /* where queries choose pages */
     struct kvl_kernel *evict, *score_new;    /* where tokens go while others are decoded; the second where scores come when tokens are stored */
@@ -36,6 +37,7 @@ struct kvl_cache {
     struct kvl_buffer *recent;           /* NULL if nothing asks for queries while tokens are decoded */
     struct pool (*pool)[KVL_SIDES];      /* [L]; unused where a side has none */
     struct kvl_buffer *records, *sums;   /* NULL if no layer projects */
+    struct kvl_buffer *joined;           /* NULL if no layers share records: those that layer after layer adds to */
     struct layer_kernels *kernels;       /* [L] */
     uint32_t (*sealed)[KVL_SIDES];       /* [L] tokens encoded, sinks included; not used by a cache that evicts: kvl_sealed_end says it */
     uint32_t *lost, *lost_at_prompt;     /* [L][H] tokens evicted, by streams; at the end of the prompt */
@@ -67,7 +69,7 @@ static kvl_status need_store(struct kvl_cache *cache, uint32_t l)
         KVL_TRY(kvl_kernel_get(store, "kvl_project", &k->project));
     } else {
         KVL_TRY(kvl_kernel_get(store, "kvl_rope", &k->rope));
-        KVL_TRY(kvl_kernel_get(store, "kvl_append", &k->append));
+        KVL_TRY(kvl_layer_shares(layer) ? kvl_kernel_get(store, "kvl_join", &k->join) : kvl_kernel_get(store, "kvl_append", &k->append));
         if (cache->plan.evicts) KVL_TRY(kvl_kernel_get(store, "kvl_finish_kept", &k->finish_kept));
     }
     if (finishes_output(cache, layer)) KVL_TRY(kvl_kernel_get(store, "kvl_finish_output", &k->finish_output));
@@ -152,7 +154,7 @@ static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_stream
 }
 
 /* Each stream's two matrices as kernels read them: up by rows of the record where it is given records, by rows of the head where it is given
- * queries. */
+ * queries. Of those that layers share, this layer's rows. */
 static kvl_status copy_projection(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int s, float *floats)
 {
     kvl_status status = KVL_OK;
@@ -160,16 +162,19 @@ static kvl_status copy_projection(const struct kvl_cache_plan *plan, const struc
     if (side->projection == NULL) return KVL_OK;
     const bool of_queries = s == KVL_SIDE_K && !side->record.rebuilt;
     const size_t rows = (size_t)side->record.heads * plan->dims.head_dim, rank = side->record.channels, n = rows * rank;
-    float *up = NULL;
-    KVL_TRY(kvl_alloc(&up, n, sizeof *up));
+    const size_t own = (size_t)(layer - plan->layer - layer->leader) * n, all = side->record.layers * n;
+    float *matrices = NULL;
+    KVL_TRY(kvl_alloc(&matrices, 2 * all, sizeof *matrices));
     for (uint32_t h = 0; h < layer->n_stream; h++) {
         float *down = floats + side->projection_offset + 2 * n * h, *to = down + n;
-        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, down, up));
+        const float *up = matrices + all + own;
+        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, matrices, matrices + all));
+        memcpy(down, matrices + own, n * sizeof *down);
         for (size_t i = 0; i < rows; i++)
             for (size_t r = 0; r < rank; r++) to[of_queries ? i * rank + r : r * rows + i] = up[i * rank + r];
     }
 done:
-    kvl_free(&up);
+    kvl_free(&matrices);
     return status;
 }
 
@@ -223,6 +228,7 @@ static kvl_status allocate(struct kvl_cache *cache)
     }
     KVL_TRY(kvl_buffer_new(device, "attention partials", -1, KVL_MEM_SCRATCH, plan->partial_bytes, false, &cache->partial));
     KVL_TRY(kvl_buffer_new(device, "status", -1, KVL_MEM_SCRATCH, plan->status_bytes, true, &cache->status));
+    if (plan->join_bytes != 0) KVL_TRY(kvl_buffer_new(device, "shared records", -1, KVL_MEM_SCRATCH, plan->join_bytes, false, &cache->joined));
     if (plan->record_bytes == 0) goto done;
     KVL_TRY(kvl_buffer_new(device, "records", -1, KVL_MEM_SCRATCH, plan->record_bytes, false, &cache->records));
     KVL_TRY(kvl_buffer_new(device, "attention sums", -1, KVL_MEM_SCRATCH, plan->sum_bytes, false, &cache->sums));
@@ -289,6 +295,7 @@ void kvl_cache_free(struct kvl_cache **cache)
     kvl_buffer_free(&c->status);
     kvl_buffer_free(&c->records);
     kvl_buffer_free(&c->sums);
+    kvl_buffer_free(&c->joined);
     kvl_buffer_free(&c->index);
     kvl_buffer_free(&c->raw);
     kvl_buffer_free(&c->gone);
@@ -352,16 +359,19 @@ struct call {
 
 static void push(struct call *call, struct kvl_arg arg) { call->arg[call->n++] = arg; }
 
+/* The layer whose pages layer l reads. */
+static const struct kvl_layer_plan *leader_of(const struct kvl_cache *cache, uint32_t l) { return &cache->plan.layer[cache->plan.layer[l].leader]; }
+
 static void push_slabs(struct call *call, const struct kvl_cache *cache, uint32_t l)
 {
-    struct kvl_buffer **slab = kvl_pages_by_layer(&cache->plan) ? &cache->slab[l] : cache->slab;
+    struct kvl_buffer **slab = kvl_pages_by_layer(&cache->plan) ? &cache->slab[cache->plan.layer[l].leader] : cache->slab;
     for (uint32_t i = 0; i < cache->plan.n_slabs; i++) push(call, KVL_BUF(slab[i]));
 }
 
 static void push_table(struct call *call, const struct kvl_cache *cache, uint32_t l)
 {
     push(call, KVL_BUF(cache->table));
-    push(call, KVL_U64(cache->plan.layer[l].table_offset));
+    push(call, KVL_U64(leader_of(cache, l)->table_offset));
 }
 
 /* KVL_VIEW_PARAMS of cl/cache_view.cl, of n tokens from `position` on. */
@@ -369,11 +379,11 @@ static void push_view_at(struct call *call, const struct kvl_cache *cache, uint3
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const int value = kvl_sides(&cache->plan.dims) - 1; /* the side that values are read of */
-    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value];
+    const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value], *paged = leader_of(cache, l)->side;
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
         position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
-        lag_of(cache, v), k->slots, layer->side[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
+        lag_of(cache, v), paged[KVL_SIDE_K].slots, paged[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -406,7 +416,7 @@ static kvl_status launch(struct kvl_cache *cache, struct kvl_kernel *kernel, siz
 /* Query heads, keys and values: of the stage, or of a layer's streams. */
 static uint32_t stage_heads(const struct kvl_cache *cache, const struct kvl_layer_plan *layer)
 {
-    return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
+    return cache->plan.dims.n_head + (uint32_t)kvl_sides(&cache->plan.dims) * layer->n_stream * (kvl_layer_shares(layer) ? layer->side[KVL_SIDE_K].record.heads : 1);
 }
 
 /* Of the first `heads` of them. */
@@ -476,6 +486,7 @@ static bool appends_whole(const struct kvl_cache *cache, uint32_t l)
     return whole;
 }
 
+/* Of records that layers share, which the stage then is, first says of which token the first one is. */
 static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const uint32_t first[KVL_SIDES], struct kvl_buffer *stage)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
@@ -496,6 +507,55 @@ static kvl_status seal(struct kvl_cache *cache, uint32_t l, uint32_t n, const ui
     push_view(&call, cache, l, n, 1);
     const struct kvl_work work = {.bytes = n * layer->token_bytes};
     return launch(cache, cache->kernels[l].seal, layer->n_stream, pages, (size_t)kvl_sides(&cache->plan.dims), 1, work, &call);
+}
+
+/* Tokens of each side, and that of the first record of cache->joined. */
+struct joining {
+    uint32_t first[KVL_SIDES], end[KVL_SIDES], base[KVL_SIDES];
+};
+
+/* Adds layer l's part to the records of these tokens, which are in the stage or have left it for the exact rows. */
+static kvl_status join(struct kvl_cache *cache, uint32_t l, const struct joining *tokens, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t *const sides[] = {tokens->first, tokens->end, tokens->base}, number = l - layer->leader;
+    const uint32_t n = max_u32(tokens->end[KVL_SIDE_K] - tokens->first[KVL_SIDE_K], tokens->end[KVL_SIDE_V] - tokens->first[KVL_SIDE_V]);
+    struct call call = {0};
+    push(&call, KVL_BUF(stage));
+    push(&call, KVL_BUF(cache->exact));
+    push(&call, KVL_U64(layer->exact_offset));
+    push(&call, KVL_BUF(cache->joined));
+    push_turn(&call, cache, l, rotary, rope_dim);
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++)
+        for (int s = 0; s < KVL_SIDES; s++) push(&call, KVL_U32(sides[i][s]));
+    push(&call, KVL_U32(number == 0));
+    push(&call, KVL_U32(number + 1 == layer->side[KVL_SIDE_K].record.layers));
+    push_view(&call, cache, l, 1, 1);
+    const uint64_t row = kvl_joined_row(layer);
+    const struct kvl_work work = {.bytes = n * row * 2 * sizeof(float), .flops = 2 * n * row * layer->side[KVL_SIDE_K].record.heads * cache->plan.dims.head_dim};
+    return launch(cache, cache->kernels[l].join, layer->n_stream, n, KVL_SIDES, 1, work, &call);
+}
+
+/* What leaves the tails of layers that share records becomes one: their first layer's step finds all its rows in the exact ones. */
+static kvl_status join_and_seal(struct kvl_cache *cache, uint32_t l, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    struct joining due;
+    bool some = false;
+    if (layer->leader != l) return KVL_OK;
+    for (int s = 0; s < KVL_SIDES; s++) {
+        due.first[s] = due.base[s] = kvl_sealed_end(layer, &layer->side[s], cache->position);
+        due.end[s] = kvl_sealed_end(layer, &layer->side[s], cache->position + 1);
+        some = some || due.end[s] > due.first[s];
+    }
+    for (uint32_t i = l; some && i < l + layer->side[KVL_SIDE_K].record.layers; i++) {
+        KVL_TRY(need_store(cache, i));
+        KVL_TRY(join(cache, i, &due, stage, rotary, rope_dim));
+    }
+    if (some) KVL_TRY(seal(cache, l, 1, due.base, cache->joined));
+done:
+    return status;
 }
 
 static kvl_status finish_and_seal(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -551,7 +611,7 @@ static kvl_status append(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
     if (whole && !projects && cache->plan.layer[l].side[KVL_SIDE_K].rot_m == 0) /* a dense rotation of a page's rows is too much for one work-item */
         return finish_and_seal(cache, l, n, stage, rotary, rope_dim);
     KVL_TRY(projects ? project(cache, l, heads, n, false, stage, rotary, rope_dim) : finish(cache, l, heads, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, first, *rows));
+    KVL_TRY(kvl_layer_shares(&cache->plan.layer[l]) ? join_and_seal(cache, l, stage, rotary, rope_dim) : seal(cache, l, n, first, *rows));
 done:
     return status;
 }
@@ -1207,7 +1267,7 @@ kvl_status kvl_cache_fill_begin(struct kvl_cache *cache, uint32_t l, uint32_t n_
     cache->position = cache->n_prompt = 0;
     memset(cache->lost + (size_t)l * cache->plan.dims.n_kv_head, 0, cache->plan.dims.n_kv_head * sizeof *cache->lost);
     KVL_TRY(need_store(cache, l));
-    if (kvl_pages_by_layer(&cache->plan)) KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
+    if (kvl_pages_by_layer(&cache->plan) && cache->plan.layer[l].leader == l) KVL_TRY(place_layer(cache, l, count, cache->plan.config.n_ctx - n_token));
     empty_pools(cache, l);
     KVL_TRY(share_pages(cache, l, count));
     limit_heads(cache, l, count);
@@ -1230,13 +1290,25 @@ static kvl_status finish_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, s
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     struct call call = {0};
     if (kvl_layer_projects(layer)) return project(cache, l, stage_heads(cache, layer), n, true, stage, rotary, rope_dim);
-    if (layer->side[KVL_SIDE_K].rot_m == 0 && layer->korder == KVL_KORDER_GGUF) return KVL_OK;
+    if (layer->side[KVL_SIDE_K].rot_m == 0 && layer->korder == KVL_KORDER_GGUF && !kvl_layer_shares(layer)) return KVL_OK;
     push(&call, KVL_BUF(stage));
     push_turn(&call, cache, l, rotary, rope_dim);
     push(&call, KVL_U32(kvl_stage_row(&cache->plan.dims)));
     push(&call, KVL_U32(kvl_keeps_exact(layer)));
-    const size_t rows = (size_t)kvl_sides(&cache->plan.dims) * layer->n_stream;
-    return launch(cache, cache->kernels[l].finish_kept, rows, n, 1, 1, (struct kvl_work){0}, &call);
+    return launch(cache, cache->kernels[l].finish_kept, stage_heads(cache, layer) - cache->plan.dims.n_head, n, 1, 1, (struct kvl_work){0}, &call);
+}
+
+/* A prompt's next rows of layer l: their part of the records, which are complete behind the last of the layers that share them. */
+static kvl_status join_kept(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary, uint32_t rope_dim)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &cache->plan.layer[l];
+    const uint32_t first = cache->position, end = first + n;
+    const struct joining kept = {.first = {first, first}, .end = {end, end}};
+    KVL_TRY(join(cache, l, &kept, stage, rotary, rope_dim));
+    if (l + 1 == layer->leader + layer->side[KVL_SIDE_K].record.layers) KVL_TRY(seal(cache, l, n, kept.base, cache->joined));
+done:
+    return status;
 }
 
 kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *stage, struct kvl_buffer *rotary,
@@ -1246,7 +1318,7 @@ kvl_status kvl_cache_fill_rows(struct kvl_cache *cache, uint32_t l, uint32_t n, 
     const uint32_t none[KVL_SIDES] = {0};
     struct kvl_buffer *rows = kvl_layer_projects(&cache->plan.layer[l]) ? cache->records : stage;
     KVL_TRY(finish_kept(cache, l, n, stage, rotary, rope_dim));
-    KVL_TRY(seal(cache, l, n, none, rows));
+    KVL_TRY(kvl_layer_shares(&cache->plan.layer[l]) ? join_kept(cache, l, n, stage, rotary, rope_dim) : seal(cache, l, n, none, rows));
     KVL_TRY(bound_pages(cache, l, n));
     KVL_TRY(keep_exact(cache, l, n, rows));
     KVL_TRY(score_new(cache, l, n, stage));
@@ -1459,7 +1531,7 @@ done:
 
 kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t first, uint32_t count, float *rows)
 {
-    l = kvl_kv_source(&cache->plan.dims, l);
+    l = cache->plan.layer[kvl_kv_source(&cache->plan.dims, l)].leader;
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     for (uint32_t h = 0; h < layer->n_stream; h++)
         if (first < layer->sink || first + count > sealed_of(cache, l, side, h))

@@ -116,7 +116,7 @@ void kvl_cache_note_peak(struct kvl_cache *cache, uint64_t others_bytes);
 uint64_t kvl_cache_peak(const struct kvl_cache *cache);
 
 /* Blocks: the decoded records of tokens [first, first + count) of a side (of heads that have lost tokens: places), [H][count][D]. They must be
- * sealed. */
+ * sealed. Layers that share records have the same. */
 kvl_status kvl_cache_read_rows(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t first, uint32_t count, float *rows);
 /* Blocks: the stored bytes of page `page` of a stream's side, [page_bytes]. */
 kvl_status kvl_cache_read_page(struct kvl_cache *cache, uint32_t layer, enum kvl_side side, uint32_t head, uint32_t page, uint8_t *bytes);

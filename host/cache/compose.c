@@ -107,7 +107,7 @@ static kvl_status append_sizes(struct kvl_text *text, const struct kvl_cache_pla
         uint32_t value;
     } sizes[] = {
         {"HD", plan->dims.head_dim}, {"DK", k->record.channels}, {"DV", dv}, {"DQ", dq}, {"DA", da}, {"JOINT", joint},
-        {"H", layer->n_stream}, {"SEQUENCES", plan->dims.n_sequence}, {"HEADS", k->record.heads}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
+        {"H", layer->n_stream}, {"SEQUENCES", plan->dims.n_sequence}, {"HEADS", k->record.heads}, {"LAYERS", k->record.layers}, {"G", g}, {"TILE", tile}, {"NQ", g * tile},
         {"B", block}, {"SLICE", vectors ? block : 1}, {"WG", group}, {"VECTORS", vectors}, {"EXACT_HALF", !plan->config.exact},
         {"K_P", k->dims.page_tokens}, {"V_P", v->dims.page_tokens}, {"K_TABLE", k->shape.table_floats}, {"V_TABLE", v->shape.table_floats},
         {"K_AUX", k->shape.aux_floats},

@@ -332,10 +332,12 @@ kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint
     return plugin->bytes(codec->priv, &dims, n, out) == 0 ? KVL_OK : refused(codec);
 }
 
-static kvl_status check_rank(const struct kvl_instance *projection, uint32_t rank, uint32_t heads, uint32_t head_dim)
+/* Of a layer, or of a group of them. */
+static kvl_status check_rank(const struct kvl_instance *projection, uint32_t rank, const struct kvl_projection_shape *shape, uint32_t head_dim)
 {
-    if (heads != 0 && rank >= 8 && rank % 8 == 0 && rank <= (uint64_t)heads * head_dim) return KVL_OK;
-    kvl_fail(KVL_E_USAGE, "rank %u of %u heads of %u channels: wanted a multiple of 8 up to their product", rank, heads, head_dim);
+    const uint64_t heads = (uint64_t)shape->layers * shape->heads;
+    if (heads != 0 && rank >= 8 && rank % 8 == 0 && rank <= heads * head_dim) return KVL_OK;
+    kvl_fail(KVL_E_USAGE, "rank %u of %llu heads of %u channels: wanted a multiple of 8 up to their product", rank, (unsigned long long)heads, head_dim);
     return refused(projection);
 }
 
@@ -346,8 +348,9 @@ kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t 
     *out = (struct kvl_projection_shape){.struct_size = sizeof *out};
     kvl_error_clear();
     if (plugin->shape(projection->priv, &dims, out) != 0) return refused(projection);
+    if (out->layers == 0) out->layers = 1;
     const bool by_table = out->rank == 0 && out->heads != 0 && plugin->ranks != NULL;
-    return by_table ? KVL_OK : check_rank(projection, out->rank, out->heads, head_dim);
+    return by_table ? KVL_OK : check_rank(projection, out->rank, out, head_dim);
 }
 
 kvl_status kvl_projection_rank(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, const struct kvl_projection_tables *tables,
@@ -363,7 +366,7 @@ kvl_status kvl_projection_rank(const struct kvl_instance *projection, uint32_t r
     kvl_error_clear();
     if (plugin->ranks(projection->priv, &dims, tables, rank) != 0) KVL_TRY(refused(projection));
     *out = rank[layer];
-    status = check_rank(projection, *out, shape.heads, head_dim);
+    status = check_rank(projection, *out, &shape, head_dim);
 done:
     kvl_free(&rank);
     return status;

@@ -28,8 +28,10 @@ int kvl_sides(const struct kvl_cache_dims *dims) { return dims->joint_value_dim 
 
 bool kvl_layer_projects(const struct kvl_layer_plan *layer)
 {
-    return layer->side[KVL_SIDE_K].projection != NULL || layer->side[KVL_SIDE_V].projection != NULL;
+    return (layer->side[KVL_SIDE_K].projection != NULL || layer->side[KVL_SIDE_V].projection != NULL) && !kvl_layer_shares(layer);
 }
+
+bool kvl_layer_shares(const struct kvl_layer_plan *layer) { return layer->side[KVL_SIDE_K].record.layers > 1; }
 
 uint32_t kvl_stream_queries(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer) { return plan->dims.n_head / layer->n_stream; }
 
@@ -54,6 +56,11 @@ uint32_t kvl_records_row(const struct kvl_cache_plan *plan, const struct kvl_lay
     uint32_t row = plan->dims.n_head * kvl_query_dim(plan, layer);
     for (int s = 0; s < kvl_sides(&plan->dims); s++) row += layer->n_stream * layer->side[s].record.channels;
     return row;
+}
+
+uint32_t kvl_joined_row(const struct kvl_layer_plan *layer)
+{
+    return layer->n_stream * (layer->side[KVL_SIDE_K].record.channels + layer->side[KVL_SIDE_V].record.channels);
 }
 
 uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
@@ -194,13 +201,13 @@ static kvl_status plan_table(const struct kvl_cache_dims *dims, const struct kvl
                              struct kvl_side_plan *side)
 {
     const struct kvl_table *table = &spec->table;
-    const uint32_t n = side->projection != NULL ? side->record.table_floats : side->shape.table_floats;
+    const uint32_t n = side->projection != NULL ? side->record.table_floats : side->shape.table_floats, n_group = dims->n_layer / side->record.layers;
     if (n == 0 || table->values[s] == NULL) return KVL_OK;
-    if (table->n_layer != dims->n_layer || table->n_stream != n_stream || table->n[s] != n)
-        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers of %u streams with %u numbers each; %s wants %u, %u and %u here: calibrate with this model",
+    if (table->n_layer != n_group || table->n_stream != n_stream || table->n[s] != n)
+        return kvl_fail(KVL_E_USAGE, "table %s is of %u layers (or groups) of %u streams with %u numbers each; %s wants %u, %u and %u here: calibrate with this model",
                         spec->table_path, table->n_layer, table->n_stream, table->n[s],
-                        side->projection != NULL ? side->projection->plugin->name : side->codec->head.name, dims->n_layer, n_stream, n);
-    side->table = table->values[s] + (size_t)l * n_stream * n;
+                        side->projection != NULL ? side->projection->plugin->name : side->codec->head.name, n_group, n_stream, n);
+    side->table = table->values[s] + (size_t)(l / side->record.layers) * n_stream * n;
     return KVL_OK;
 }
 
@@ -214,6 +221,29 @@ static kvl_status plan_window(const struct kvl_cache_plan *plan, const struct kv
     if (own == 0 || layer->slides || !plan->evicts) return KVL_OK;
     return kvl_fail(KVL_E_UNSUPPORTED, "all_layers: a prompt that is compressed at its end cannot evict from layers that slide by themselves: "
                                        "leave all_layers out");
+}
+
+/* Who shares records with whom: layers that do must all hold the same tokens, and hold them in the same way. */
+static kvl_status plan_sharing(const struct kvl_cache_plan *plan, const struct kvl_layer_spec *spec, struct kvl_layer_plan *layer)
+{
+    const struct kvl_cache_dims *dims = &plan->dims;
+    const uint32_t l = (uint32_t)(layer - plan->layer), layers = layer->side[KVL_SIDE_K].record.layers;
+    layer->leader = l / layers * layers;
+    if (kvl_sides(dims) != 1 && layers != layer->side[KVL_SIDE_V].record.layers)
+        return kvl_fail(KVL_E_USAGE, "keys of %u layers and values of %u share records: give both sides the same number of layers", layers,
+                        layer->side[KVL_SIDE_V].record.layers);
+    if (layers == 1) return KVL_OK;
+    if (dims->n_layer % layers != 0)
+        return kvl_fail(KVL_E_USAGE, "%u layers are to share records, and the model has %u: use a divisor", layers, dims->n_layer);
+    if (spec->n_keep != 0) return kvl_fail(KVL_E_UNSUPPORTED, "keep= chooses tokens in each layer, and here %u layers share records: use layers=1", layers);
+    for (uint32_t i = layer->leader; i < layer->leader + layers; i++) {
+        if (kvl_spec_layer(plan->config.spec, i) != spec)
+            return kvl_fail(KVL_E_USAGE, "layers %u to %u share records: give all of them in one @a-b, or none", layer->leader, layer->leader + layers - 1);
+        if (kvl_own_window(dims, i) != 0)
+            return kvl_fail(KVL_E_UNSUPPORTED, "layers %u to %u are to share records, and layer %u slides by itself: use layers=1, or @a-b of others",
+                            layer->leader, layer->leader + layers - 1, i);
+    }
+    return KVL_OK;
 }
 
 /* What records are made of; both sides take the same heads together. */
@@ -230,7 +260,7 @@ static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct k
         KVL_TRY(kvl_spec_stream_record(spec, s, (uint32_t)(layer - plan->layer), dims->head_dim, &side->record));
         side->rot_d = joint ? dims->joint_value_dim : side->record.channels;
         KVL_TRY(kvl_rotation_size(spec->rot, side->rot_d, &side->rot_m));
-        side->exact_row_bytes = (uint64_t)side->record.channels * (plan->config.exact ? 4 : 2);
+        side->exact_row_bytes = (uint64_t)(side->record.layers > 1 ? side->record.heads * dims->head_dim : side->record.channels) * (plan->config.exact ? 4 : 2);
     }
     const uint32_t heads = layer->side[KVL_SIDE_K].record.heads;
     if (!joint && heads != layer->side[KVL_SIDE_V].record.heads)
@@ -238,6 +268,7 @@ static kvl_status plan_records(const struct kvl_cache_plan *plan, const struct k
                         layer->side[KVL_SIDE_V].record.heads);
     if (dims->n_kv_head % heads != 0)
         return kvl_fail(KVL_E_USAGE, "%u heads are to share records, and the model has %u kv heads: use a divisor", heads, dims->n_kv_head);
+    KVL_TRY(plan_sharing(plan, spec, layer));
     if (heads > 1 && spec->n_keep != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "keep= chooses tokens for each kv head, and here %u heads share records: use one head", heads);
     if ((joint || kvl_layer_projects(layer)) && (layer->score != NULL || (spec->pos == KVL_POS_COMPACT && spec->window != 0)))
@@ -307,15 +338,17 @@ static kvl_status plan_layer(const struct kvl_cache_plan *plan, const struct kvl
         uint64_t scale_bytes;
         KVL_TRY(plan_pages(side, &spec->codec[s], roles[s], layer->pages.tokens != 0 ? (uint32_t)layer->pages.size : PAGE_TOKENS));
         KVL_TRY(plan_table(&plan->dims, spec, (uint32_t)(layer - plan->layer), s, layer->n_stream, side));
-        side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : side->shape.tail_min;
-        if (side->tail < side->shape.tail_min)
-            return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs: at least %u", side->tail, side->codec->head.name,
-                            side->shape.tail_min);
+        const uint32_t least = kvl_layer_shares(layer) && side->shape.tail_min == 0 ? 1 : side->shape.tail_min; /* a query's own token has no record yet */
+        side->tail = spec->tail[s] >= 0 ? (uint32_t)spec->tail[s] : least;
+        if (side->tail < least)
+            return kvl_fail(KVL_E_USAGE, "tail=%u is less than codec %s needs%s: at least %u", side->tail, side->codec->head.name,
+                            kvl_layer_shares(layer) ? " behind records that layers share" : "", least);
         if (layer->window != 0 && side->tail > layer->window) side->tail = layer->window; /* older ones are never read */
         const uint32_t kept = side->tail + (config->protocol == KVL_P1_FAKE_QUANT ? 0 : side->shape.unit - 1);
         side->ring = kept < config->n_ctx - layer->sink ? kept : config->n_ctx - layer->sink;
         KVL_TRY(check_fake_quant(config, layer, side));
         KVL_TRY(token_share(side, &side->token_bytes, &scale_bytes));
+        if (layer->leader != (uint32_t)(layer - plan->layer)) continue;
         layer->token_bytes += side->token_bytes * layer->n_stream;
         layer->token_scale_bytes += scale_bytes * layer->n_stream;
     }
@@ -379,7 +412,7 @@ static kvl_status size_layer(const struct kvl_cache_plan *plan, uint32_t l, stru
     const struct kvl_cache_config *config = &plan->config;
     uint32_t tokens = config->n_ctx, sliding = layer->window + kvl_cache_ubatch(config) - 1;
     uint64_t all_tokens = 0;
-    if (layer->n_stream == 0) return KVL_OK;
+    if (layer->n_stream == 0 || layer->leader != l) return KVL_OK;
     if (layer->score != NULL) KVL_TRY(most_tokens(plan, l, &tokens, &all_tokens));
     for (int s = 0; s < kvl_sides(&plan->dims); s++) {
         struct kvl_side_plan *side = &layer->side[s];
@@ -492,7 +525,8 @@ static void place_index(struct kvl_cache_plan *plan)
         layer->gone_offset = gone;
         gone += layer->cells != 0 ? (uint64_t)layer->n_stream * plan->gone_room : 0;
     }
-    plan->evicts_decoding = plan->one_by_one = scores != 0;
+    plan->evicts_decoding = scores != 0;
+    plan->one_by_one = plan->one_by_one || scores != 0;
     plan->index_bytes = numbers * sizeof(uint32_t);
     plan->raw_bytes = scores * sizeof(float);
     plan->gone_bytes = gone * sizeof(struct kvl_gone);
@@ -549,15 +583,18 @@ static void plan_scratch(struct kvl_cache_plan *plan)
         if (layer->n_stream == 0) continue;
         const uint32_t group = kvl_stream_queries(plan, layer), sum_dim = kvl_sum_dim(plan, layer); /* splits x rows of a tile: cache.c, split_count */
         const uint64_t rows = (uint64_t)kvl_attend_groups(plan) * (group > TILE_ROWS ? group : TILE_ROWS);
+        const uint64_t joined = kvl_layer_shares(layer) ? (uint64_t)plan->config.n_ctx * kvl_joined_row(layer) * sizeof(float) : 0;
         const uint64_t partial = rows * (sum_dim + 2) * sizeof(float), records = u * kvl_records_row(plan, layer) * sizeof(float),
                        sums = u * plan->dims.n_head * sum_dim * sizeof(float);
         if (partial > plan->partial_bytes) plan->partial_bytes = partial;
+        if (joined > plan->join_bytes) plan->join_bytes = joined;
         if (!kvl_layer_projects(layer)) continue;
         if (records > plan->record_bytes) plan->record_bytes = records;
         if (sums > plan->sum_bytes) plan->sum_bytes = sums;
     }
     plan->status_bytes = 16 + plan->dims.n_kv_head * sizeof(uint32_t); /* struct kvl_cache_counts; splits that have arrived */
-    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->gone_bytes + plan->picks_bytes + plan->record_bytes + plan->sum_bytes;
+    plan->scratch_bytes = plan->partial_bytes + plan->status_bytes + plan->raw_bytes + plan->gone_bytes + plan->picks_bytes + plan->record_bytes + plan->sum_bytes +
+                          plan->join_bytes;
 }
 
 static void sum_bytes(struct kvl_cache_plan *plan)
@@ -646,6 +683,19 @@ static kvl_status check_exact_rows(const struct kvl_cache_plan *plan)
                     (unsigned long long)plan->exact_bytes, (unsigned long long)plan->limits.max_alloc_bytes);
 }
 
+/* Whether in some layers records are of several. */
+static kvl_status some_share(const struct kvl_cache_plan *plan, bool *shares)
+{
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++)
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+            struct kvl_stream_record record;
+            const kvl_status status = kvl_spec_stream_record(kvl_spec_layer(plan->config.spec, l), s, l, plan->dims.head_dim, &record);
+            if (status != KVL_OK) return status;
+            *shares = *shares || record.layers > 1;
+        }
+    return KVL_OK;
+}
+
 kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct kvl_cache_config *config, const struct kvl_cache_limits *limits,
                                struct kvl_cache_plan *out)
 {
@@ -656,7 +706,17 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     out->limits.tuning = NULL;
     if (config->n_ctx == 0 || config->ubatch == 0) return kvl_fail(KVL_E_USAGE, "context and ubatch must be at least 1");
     const char *learner = kvl_spec_learner(config->spec);
-    out->evicts = config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || kvl_spec_picks(config->spec) || learner != NULL;
+    bool shares = false;
+    KVL_TRY(some_share(out, &shares));
+    out->one_by_one = shares;
+    out->evicts = shares || config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || kvl_spec_picks(config->spec) || learner != NULL;
+    if (shares && config->protocol == KVL_P1_FAKE_QUANT)
+        return kvl_fail(KVL_E_USAGE, "records that layers share are there when a token has passed all of them, and p1 reads a token's own: use --protocol "
+                                     "compress-then-score, or p4");
+    if (shares && kvl_spec_windowed(config->spec))
+        return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and records that layers share begin with a prompt: use layers=1");
+    if (shares && dims->kv_source != NULL)
+        return kvl_fail(KVL_E_UNSUPPORTED, "the model has layers that read the keys and values of others, which cannot share records besides: use layers=1");
     if (kvl_spec_picks(config->spec) && config->protocol == KVL_P1_FAKE_QUANT)
         return kvl_fail(KVL_E_USAGE, "read=pages chooses for each token behind a prompt, and p1 has no prompt: use --protocol compress-then-score, or p4");
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
@@ -669,6 +729,7 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     KVL_TRY(check_shared(out));
     KVL_TRY(kvl_alloc(&out->layer, dims->n_layer, sizeof *out->layer));
     for (uint32_t l = 0; l < dims->n_layer; l++) {
+        out->layer[l].leader = l;
         if (kvl_kv_source(dims, l) != l) continue;
         KVL_TRY(plan_layer(out, kvl_spec_layer(config->spec, l), &out->layer[l]));
         out->bytes_per_token += out->layer[l].token_bytes / out->dims.n_sequence;

@@ -1,8 +1,8 @@
 /* The byte planner: what a cache will reserve, to the byte, before anything is allocated. The cache allocates from the plan, so that
  * reserved = plan = ledger = sum of CL_MEM_SIZE.
  *
- * A stream is what shares records: one kv head of a layer, or several that a projection takes together. Each side (K, V) has sink rows and tail rows
- * in full precision and a body of pages. */
+ * A stream is what shares records: one kv head of a layer, or several that a projection takes together, in one layer or several. Each side (K, V) has sink rows and
+ * tail rows in full precision and a body of pages. */
 #ifndef KVL_PLAN_H
 #define KVL_PLAN_H
 #include "device.h"
@@ -66,16 +66,17 @@ struct kvl_side_plan {
                                         or a prompt makes them */
     const struct kvl_instance *projection; /* borrowed from the spec; NULL: records are rows */
     struct kvl_stream_record record;
-    uint64_t projection_offset;      /* of its matrices [streams][2][heads * D * rank] in the tables, floats */
+    uint64_t projection_offset;      /* of its matrices [streams][2][heads * D * rank] in the tables, floats; of a layer that shares records the layer's part */
     uint32_t rot_d, rot_m;           /* channels that are rotated, and of them the size of the dense factor: rotation.h; m 0 = none */
     uint64_t rotation_offset;        /* of its matrices in the tables, floats; equal rotations share them */
-    uint64_t exact_row_bytes;        /* one exact row of a stream */
+    uint64_t exact_row_bytes;        /* one exact row of a stream: a record, or where layers share these the layer's own rows */
 };
 
 struct kvl_layer_plan {
     struct kvl_side_plan side[KVL_SIDES]; /* of a joint row only the first is there */
     uint32_t n_stream;               /* H, or less where a projection takes heads together; 0 of a layer that reads another's, of which nothing else
                                         is planned */
+    uint32_t leader;                 /* whose pages this layer reads: itself, or the first of the layers that share records; of the others no side has slots */
     uint32_t sink, window;           /* exact rows of a side: sink + ring */
     bool slides;                     /* by itself: the spec's sink, window, keep and budget are not for this layer */
     uint32_t rank;                   /* number among the layers that the spec's budget is for */
@@ -128,9 +129,9 @@ struct kvl_cache_plan {
     uint64_t recent_bytes;           /* newest queries, as the model made them (class index) */
     uint64_t bounds_bytes, picks_bytes; /* least and largest of each channel of pages' keys (class index); a step's scores of pages, and which it reads
                                          * (scratch) */
-    bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, or chooses what it reads */
-    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, or codecs learn from
-                                        it), or its tokens are to read what those behind it do not */
+    bool one_by_one;                 /* tokens behind the prompt are taken in alone: some layer evicts while decoding, chooses what it reads, or shares records */
+    bool evicts;                     /* a prompt passes through one layer at a time and is compressed there (tokens leave it, codecs learn from it, or
+                                        layers share records), or its tokens are to read what those behind it do not */
     uint64_t n_pages;
     uint32_t n_slabs;                /* that a kernel is given */
     uint64_t slab_bytes[KVL_MAX_SLABS];
@@ -141,6 +142,7 @@ struct kvl_cache_plan {
     uint64_t n_table_floats;         /* rotations and calibration; class table */
     uint64_t exact_bytes, table_bytes, partial_bytes, status_bytes; /* table: the page table; partial and status are scratch */
     uint64_t record_bytes, sum_bytes; /* scratch of projected layers: a ubatch's query rows and records; attention's sums before they become outputs */
+    uint64_t join_bytes;             /* scratch of layers that share records: a prompt's, while layer after layer adds its part */
     uint64_t bytes_per_token;        /* of one sequence */
     uint32_t n_budgeted;             /* layers that the spec's budget is for: all but those that slide by themselves */
     uint64_t budgeted_token_bytes;   /* bytes_per_token of these layers */
@@ -178,6 +180,8 @@ uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan);
 int kvl_sides(const struct kvl_cache_dims *dims);
 /* Whether records are made from the layer's rows by a projection, in a buffer of their own. */
 bool kvl_layer_projects(const struct kvl_layer_plan *layer);
+/* Whether it shares records with its neighbours: the body is theirs in common, sinks and tail hold each layer's own rows. */
+bool kvl_layer_shares(const struct kvl_layer_plan *layer);
 /* Query heads that read a stream. */
 uint32_t kvl_stream_queries(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
 /* Channels of a query row, and of a sum of values, as attention has them: those of a record, or of a head where rows are rebuilt; of an output row. */
@@ -187,6 +191,8 @@ uint32_t kvl_output_dim(const struct kvl_cache_dims *dims);
 /* Floats of a token in the stage, and in the buffer of query rows and records. */
 uint32_t kvl_stage_row(const struct kvl_cache_dims *dims);
 uint32_t kvl_records_row(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
+/* Floats of a token's records that layers share: of all streams, keys' and values'. */
+uint32_t kvl_joined_row(const struct kvl_layer_plan *layer);
 /* Tokens of a prefill tile. */
 uint32_t kvl_prefill_tile(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer);
 
@@ -197,7 +203,7 @@ uint64_t kvl_side_held(const struct kvl_side_plan *side, uint64_t body);
 
 /* Calibration table of the codec for stream h; NULL if there is none. */
 const float *kvl_side_table(const struct kvl_side_plan *side, uint32_t h);
-/* Matrices of the projection of stream h, [heads * D][rank]. The side has one, and its table. */
+/* Matrices of the projection of stream h, [layers * heads * D][rank]. The side has one, and its table. */
 kvl_status kvl_side_matrices(const struct kvl_cache_dims *dims, const struct kvl_side_plan *side, uint32_t h, float *down, float *up);
 
 /* The same without a history: sealed once `end` tokens are there, by a protocol that reads what has been sealed. */

@@ -39,14 +39,17 @@ void kvl_reference_turn(float *row, struct kvl_rope rope, uint32_t position, boo
 
 /* How rows of one side become records, and back. */
 struct form {
+    const struct kvl_cache_plan *plan;
     const struct kvl_layer_plan *layer;
     const struct kvl_side_plan *side;
-    uint32_t head_dim, heads, rope_first; /* a row: `heads` heads of head_dim channels */
+    uint32_t head_dim, heads, rope_first; /* a row: `heads` heads of head_dim channels, of all layers that share the record */
+    uint32_t own;      /* of these heads, where the layer's own begin */
     bool is_key;
     struct kvl_rope rope;
     float *matrix;     /* the rotation's and its transpose; NULL without one */
     float *down, *up;  /* [streams][heads * D][rank]; NULL without a projection */
-    float *row;        /* [heads * D] */
+    float *row;        /* [heads * D], that which becomes a record */
+    float *room;       /* [D] */
 };
 
 static size_t row_size(const struct form *form) { return (size_t)form->heads * form->head_dim; }
@@ -58,14 +61,17 @@ static kvl_status form_open(const struct kvl_cache_plan *plan, uint32_t l, enum 
     const struct kvl_layer_plan *layer = &plan->layer[l];
     const struct kvl_side_plan *side = &layer->side[s];
     const size_t m = side->rot_m;
-    *form = (struct form){.layer = layer,
+    *form = (struct form){.plan = plan,
+                          .layer = layer,
                           .side = side,
                           .head_dim = plan->dims.head_dim,
-                          .heads = side->record.heads,
+                          .heads = side->record.layers * side->record.heads,
+                          .own = (l - layer->leader) * side->record.heads,
                           .rope_first = plan->dims.joint_value_dim,
                           .is_key = s == KVL_SIDE_K,
                           .rope = rope};
     KVL_TRY(kvl_alloc(&form->row, row_size(form), sizeof *form->row));
+    KVL_TRY(kvl_alloc(&form->room, form->head_dim, sizeof *form->room));
     if (m != 0) {
         KVL_TRY(kvl_alloc(&form->matrix, 2 * m * m, sizeof *form->matrix));
         KVL_TRY(kvl_rotation_fill(layer->rot, layer->rot_seed, side->rot_d, side->rot_m, form->matrix));
@@ -85,6 +91,7 @@ static void form_close(struct form *form)
     kvl_free(&form->down);
     kvl_free(&form->up);
     kvl_free(&form->row);
+    kvl_free(&form->room);
 }
 
 /* form->row of stream h, through its matrix, to record. */
@@ -108,18 +115,41 @@ static void unproject(const struct form *form, uint32_t h, const float *record, 
     }
 }
 
-/* The record of stream h's row x at a position. */
-static kvl_status to_record(const struct form *form, uint32_t h, uint32_t position, const float *x, float *record)
+/* Takes stream h's row of token t from x [T][layers][H][D] and gives it the form of what is stored. Of a record that layers share, which is made of rows as exact
+ * rows hold them, each channel is rounded as there. */
+static void take_row(const struct form *form, const float *x, uint32_t t, uint32_t h, uint32_t position)
+{
+    const struct kvl_layer_plan *layer = form->layer;
+    const uint32_t d = form->head_dim, first = form->rope_first, heads = form->side->record.heads, layers = form->side->record.layers;
+    const size_t layer_row = (size_t)layer->n_stream * heads * d;
+    for (uint32_t i = 0; i < layers; i++)
+        memcpy(form->row + (size_t)i * heads * d, x + ((size_t)t * layers + i) * layer_row + (size_t)h * heads * d, (size_t)heads * d * sizeof *x);
+    for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
+        float *head = form->row + (size_t)i * d;
+        if (layer->rope == KVL_STORE_POST_ROPE) rope_row(head + first, form->rope, position);
+        memcpy(form->room, head, d * sizeof *x);
+        for (uint32_t c = first; c < d; c++) head[c] = form->room[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)];
+    }
+    for (size_t i = 0; kvl_layer_shares(layer) && i < row_size(form); i++) form->row[i] = exact_value(form->plan, layer, form->row[i]);
+}
+
+/* A row in the form of what is stored becomes one of keys after RoPE, or of values. */
+static void give_row(const struct form *form, uint32_t position, float *row)
 {
     const struct kvl_layer_plan *layer = form->layer;
     const uint32_t d = form->head_dim, first = form->rope_first;
-    memcpy(form->row, x, row_size(form) * sizeof *x);
     for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
-        float *head = form->row + i * d;
-        if (layer->rope == KVL_STORE_POST_ROPE) rope_row(head + first, form->rope, position);
-        memcpy(record, head, d * sizeof *x);
-        for (uint32_t c = first; c < d; c++) head[c] = record[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)];
+        float *head = row + (size_t)i * d;
+        memcpy(form->room, head, d * sizeof *row);
+        for (uint32_t c = first; c < d; c++) head[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)] = form->room[c];
+        if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(head + first, form->rope, position);
     }
+}
+
+/* The record of stream h's row of token t. */
+static kvl_status to_record(const struct form *form, const float *x, uint32_t t, uint32_t h, uint32_t position, float *record)
+{
+    take_row(form, x, t, h, position);
     if (form->down != NULL) project(form, h, record);
     else memcpy(record, form->row, row_size(form) * sizeof *x);
     return form->matrix ? kvl_rotate(form->matrix, form->side->rot_m, form->side->rot_d, record) : KVL_OK;
@@ -129,18 +159,11 @@ static kvl_status to_record(const struct form *form, uint32_t h, uint32_t positi
 static kvl_status from_record(const struct form *form, uint32_t h, uint32_t position, float *record, float *row)
 {
     kvl_status status = KVL_OK;
-    const struct kvl_layer_plan *layer = form->layer;
     const size_t m = form->side->rot_m;
-    const uint32_t d = form->head_dim, first = form->rope_first;
     if (form->matrix != NULL) KVL_TRY(kvl_rotate(form->matrix + m * m, form->side->rot_m, form->side->rot_d, record));
     if (form->up != NULL) unproject(form, h, record, row);
     else memcpy(row, record, row_size(form) * sizeof *row);
-    for (uint32_t i = 0; form->is_key && i < form->heads; i++) {
-        float *head = row + i * d;
-        memcpy(form->row, head, d * sizeof *row);
-        for (uint32_t c = first; c < d; c++) head[first + kvl_key_channel(layer->korder, form->rope.rope_dim, c - first)] = form->row[c];
-        if (layer->rope == KVL_STORE_PRE_ROPE) rope_row(head + first, form->rope, position);
-    }
+    give_row(form, position, row);
 done:
     return status;
 }
@@ -151,12 +174,12 @@ kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t l, 
     kvl_status status = KVL_OK;
     const uint32_t streams = plan->layer[l].n_stream;
     struct form form;
-    float *record = NULL; /* as long as a row, for the order of channels */
+    float *record = NULL;
     KVL_TRY(form_open(plan, l, side, rope, &form));
-    KVL_TRY(kvl_alloc(&record, row_size(&form), sizeof *record));
     const size_t channels = form.side->record.channels;
+    KVL_TRY(kvl_alloc(&record, channels, sizeof *record));
     for (size_t i = 0; i < (size_t)n_tokens * streams; i++) {
-        KVL_TRY(to_record(&form, (uint32_t)(i % streams), (uint32_t)(i / streams), x + i * row_size(&form), record));
+        KVL_TRY(to_record(&form, x, (uint32_t)(i / streams), (uint32_t)(i % streams), (uint32_t)(i / streams), record));
         memcpy(records + i * channels, record, channels * sizeof *record);
     }
 done:
@@ -220,29 +243,41 @@ done:
     return status;
 }
 
-/* What queries read of one side in full precision and as decoded, x [T][H][D]. turned: keys stored before RoPE are turned by it. */
+/* What queries of layer l read of one side in full precision and as decoded, [T][H][D]; x [T][layers][H][D]. turned: keys stored before RoPE are turned by it. */
 static kvl_status read_side(const struct kvl_cache_plan *plan, uint32_t l, enum kvl_side side, bool turned, uint32_t n_tokens, const float *x,
                             struct kvl_rope rope, float *exact, float *coded)
 {
     kvl_status status = KVL_OK;
     const uint32_t streams = plan->layer[l].n_stream;
+    const bool shares = kvl_layer_shares(&plan->layer[l]);
     struct form form;
-    float *records = NULL, *decoded = NULL;
+    float *records = NULL, *decoded = NULL, *row = NULL;
     KVL_TRY(form_open(plan, l, side, rope, &form));
-    const size_t channels = form.side->record.channels, n_records = (size_t)n_tokens * streams;
+    const size_t channels = form.side->record.channels, n_records = (size_t)n_tokens * streams, own_size = (size_t)form.side->record.heads * form.head_dim;
     KVL_TRY(kvl_alloc(&records, n_records * channels, sizeof *records));
     KVL_TRY(kvl_alloc(&decoded, n_records * channels, sizeof *decoded));
+    KVL_TRY(kvl_alloc(&row, row_size(&form), sizeof *row));
+    const float *own = row + (size_t)form.own * form.head_dim;
     KVL_TRY(kvl_reference_records(plan, l, side, n_tokens, x, rope, records));
-    for (size_t i = 0; i < n_records * channels; i++) records[i] = exact_value(plan, &plan->layer[l], records[i]);
+    for (size_t i = 0; !shares && i < n_records * channels; i++) records[i] = exact_value(plan, &plan->layer[l], records[i]);
     KVL_TRY(kvl_reference_decode(plan, l, side, n_tokens, records, decoded));
     for (size_t i = 0; i < n_records; i++) {
-        const uint32_t h = (uint32_t)(i % streams), position = turned ? (uint32_t)(i / streams) : 0; /* RoPE leaves position 0 as it is */
-        KVL_TRY(from_record(&form, h, position, records + i * channels, exact + i * row_size(&form)));
-        KVL_TRY(from_record(&form, h, position, decoded + i * channels, coded + i * row_size(&form)));
+        const uint32_t h = (uint32_t)(i % streams), t = (uint32_t)(i / streams), position = turned ? t : 0; /* RoPE leaves position 0 as it is */
+        if (shares) {
+            take_row(&form, x, t, h, t);
+            memcpy(row, form.row, row_size(&form) * sizeof *row);
+            give_row(&form, position, row);
+        } else {
+            KVL_TRY(from_record(&form, h, position, records + i * channels, row));
+        }
+        memcpy(exact + i * own_size, own, own_size * sizeof *row);
+        KVL_TRY(from_record(&form, h, position, decoded + i * channels, row));
+        memcpy(coded + i * own_size, own, own_size * sizeof *row);
     }
 done:
     kvl_free(&records);
     kvl_free(&decoded);
+    kvl_free(&row);
     form_close(&form);
     return status;
 }
@@ -320,7 +355,7 @@ kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t l, ui
         for (uint32_t h = 0; h < heads; h++, n_read++, page += layer->most_pages) {
             for (uint32_t i = 0; i < count.whole; i++) score[i] = 0.0f;
             for (uint32_t g = 0; g < group; g++) {
-                KVL_TRY(to_record(&form, h, p, q + (((size_t)p * heads + h) * group + g) * d, query));
+                KVL_TRY(to_record(&form, q + (((size_t)p * heads + h) * group + g) * d, 0, 0, p, query));
                 for (uint32_t i = 0; i < count.whole; i++) {
                     const float bound = (float)bound_of(plan, query, decoded + (size_t)h * d, (size_t)heads * d, layer->sink + i * size, size, d);
                     score[i] = layer->pages.gqa == KVL_BOUND_SUM ? score[i] + bound : g == 0 ? bound : fmaxf(score[i], bound);
@@ -376,7 +411,7 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t l, u
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
-    const uint32_t d = plan->dims.head_dim, g = plan->dims.n_head / plan->dims.n_kv_head, u = kvl_cache_ubatch(&plan->config);
+    const uint32_t d = plan->dims.head_dim, g = plan->dims.n_head / plan->dims.n_kv_head, u = plan->one_by_one ? 1 : kvl_cache_ubatch(&plan->config);
     const bool joint = kvl_sides(&plan->dims) == 1;
     const size_t size = (size_t)n_tokens * plan->dims.n_kv_head * d;
     float *buffer = NULL, *query = NULL;

@@ -12,7 +12,8 @@ struct kvl_rope {
     uint32_t rope_dim;
 };
 
-/* T tokens appended in ubatches of plan->config.ubatch. q [T][H*G][D], k and v [T][H][D], all before RoPE; of a joint row v is not read. out
+/* T tokens appended in ubatches of plan->config.ubatch, or one by one. q [T][H*G][D], k and v [T][H][D], all before RoPE; of a joint row v is not read; of a layer
+ * that shares records k and v are those of all layers of its group, [T][layers][H][D]. out
  * [T][H*G][kvl_output_dim]. Records are made into rows again one by one, whatever the device does. layer: index into the plan. */
 kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k,
                                 const float *v, struct kvl_rope rope, float *out);
@@ -22,8 +23,8 @@ kvl_status kvl_reference_attend(const struct kvl_cache_plan *plan, uint32_t laye
 kvl_status kvl_reference_pages(const struct kvl_cache_plan *plan, uint32_t layer, uint32_t n_tokens, const float *q, const float *k, struct kvl_rope rope,
                                uint32_t *n_read, uint32_t *page);
 
-/* The records that a side's codec is given: x [T][H][D] before RoPE -> records [T][streams][channels]. What happens to a row and in which order, to the bit:
- * cl/record.cl. */
+/* The records that a side's codec is given: x [T][layers][H][D] before RoPE -> records [T][streams][channels]; layers 1, or those that share them. What happens
+ * to a row and in which order, to the bit: cl/record.cl. */
 kvl_status kvl_reference_records(const struct kvl_cache_plan *plan, uint32_t layer, enum kvl_side side, uint32_t n_tokens, const float *x,
                                  struct kvl_rope rope, float *records);
 /* What n records of stream h stand for: keys after RoPE (those stored before it are turned to position[i], NULL: left as they are), or values. records is used up; rows

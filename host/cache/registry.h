@@ -54,7 +54,7 @@ kvl_status kvl_codec_bytes(const struct kvl_instance *codec, uint32_t role, uint
 
 /* shape() of a projection, refused in the same way, also if its rank is none: 8 to W, a multiple of 8. */
 kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, struct kvl_projection_shape *out);
-/* R of a layer whose shape leaves it to the tables. */
+/* R of a layer, or of a group of them, whose shape leaves it to the tables. */
 kvl_status kvl_projection_rank(const struct kvl_instance *projection, uint32_t role, uint32_t head_dim, const struct kvl_projection_tables *tables,
                                uint32_t layer, uint32_t *out);
 

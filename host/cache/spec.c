@@ -886,21 +886,23 @@ const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_
 static kvl_status rank_by_table(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t layer, uint32_t head_dim, struct kvl_projection_shape *shape)
 {
     const struct kvl_table *table = &entry->table;
-    shape->rank = shape->heads * head_dim;
-    if (table->values[side] == NULL || table->n[side] != shape->table_floats || layer >= table->n_layer) return KVL_OK;
+    const uint32_t group = layer / shape->layers;
+    shape->rank = shape->layers * shape->heads * head_dim;
+    if (table->values[side] == NULL || table->n[side] != shape->table_floats || group >= table->n_layer) return KVL_OK;
     const struct kvl_projection_tables tables = {sizeof tables, table->n_layer, table->n_stream, shape->table_floats, table->values[side]};
-    return kvl_projection_rank(&entry->projection[side], role_of(side), head_dim, &tables, layer, &shape->rank);
+    return kvl_projection_rank(&entry->projection[side], role_of(side), head_dim, &tables, group, &shape->rank);
 }
 
 kvl_status kvl_spec_stream_record(const struct kvl_layer_spec *entry, enum kvl_side side, uint32_t layer, uint32_t head_dim, struct kvl_stream_record *out)
 {
     kvl_status status = KVL_OK;
     struct kvl_projection_shape shape;
-    *out = (struct kvl_stream_record){.heads = 1, .channels = head_dim};
+    *out = (struct kvl_stream_record){.heads = 1, .layers = 1, .channels = head_dim};
     if (entry->projection[side].plugin == NULL) return KVL_OK;
     KVL_TRY(kvl_projection_shape(&entry->projection[side], role_of(side), head_dim, &shape));
     if (shape.rank == 0) KVL_TRY(rank_by_table(entry, side, layer, head_dim, &shape));
     *out = (struct kvl_stream_record){.heads = shape.heads,
+                                      .layers = shape.layers,
                                       .channels = shape.rank,
                                       .rebuilt = shape.rebuilt || (side == KVL_SIDE_K && entry->rope == KVL_STORE_PRE_ROPE),
                                       .table_floats = shape.table_floats};

@@ -29,9 +29,9 @@ struct kvl_page_reading {
 };
 
 /* A calibration table: what codecs or projections of one model learned from a text, for each stream: a kv head, or those that a projection takes
- * together. */
+ * together, in one layer or several. */
 struct kvl_table {
-    uint32_t n_layer, n_stream; /* streams of a layer */
+    uint32_t n_layer, n_stream; /* layers, or groups of them; streams of each */
     uint32_t n[KVL_SIDES];     /* floats a stream */
     float *values[KVL_SIDES];  /* [L][streams][n]; NULL where the file has none */
     char sha256[65];           /* of the file */
@@ -72,7 +72,7 @@ void kvl_spec_free(struct kvl_spec **spec);
 const struct kvl_layer_spec *kvl_spec_layer(const struct kvl_spec *spec, uint32_t layer);
 /* What a side's codec is given of a token, for each of its streams. */
 struct kvl_stream_record {
-    uint32_t heads;            /* kv heads that share it */
+    uint32_t heads, layers;    /* kv heads that share it, each of so many neighbouring layers */
     uint32_t channels;         /* of the record */
     bool rebuilt;              /* rows are made from it one by one when they are read */
     uint32_t table_floats;     /* of the projection, a stream */

@@ -14,11 +14,11 @@ enum { FORMAT_VERSION = 1, MAX_ARRAYS = 16, NAME_BYTES = 32, TEXT_BYTES = 1024, 
 
 /* One side's tables with the names of their parts. */
 struct arrays {
-    uint32_t n_stream;                    /* of a layer */
+    uint32_t n_layer, n_stream;           /* layers, or groups of them that share records; streams of each */
     uint32_t n_arrays, n;                 /* n: floats a stream, the sum of length */
     char name[MAX_ARRAYS][NAME_BYTES];
     uint32_t length[MAX_ARRAYS];
-    float *values;                        /* [L][streams][n] */
+    float *values;                        /* [n_layer][streams][n] */
 };
 
 static const struct kvl_codec *codec_of(const struct kvl_layer_spec *entry, int side)
@@ -173,13 +173,14 @@ static int put(void *context, const char *name, uint32_t n, const float *values)
     return t->status != KVL_OK;
 }
 
-/* Row t of a stream: what its heads have of token t, one after the other. */
-static void gather_rows(const struct rows *rows, uint32_t l, int side, uint32_t stream, uint32_t heads, float *x)
+/* Row t of a stream of layer, or group, `group`: what its heads have of token t, one after the other, layer by layer. */
+static void gather_rows(const struct rows *rows, uint32_t group, int side, uint32_t stream, const struct kvl_stream_record *record, float *x)
 {
     const size_t d = rows->dims.head_dim;
-    for (uint32_t i = 0; i < heads; i++) {
-        const float *head = stream_rows(rows, l, side, stream * heads + i);
-        for (uint64_t t = 0; t < rows->n_tokens; t++) memcpy(x + (t * heads + i) * d, head + t * d, d * sizeof *x);
+    const uint32_t heads = record->heads, parts = record->layers * heads;
+    for (uint32_t i = 0; i < parts; i++) {
+        const float *head = stream_rows(rows, group * record->layers + i / heads, side, stream * heads + i % heads);
+        for (uint64_t t = 0; t < rows->n_tokens; t++) memcpy(x + (t * parts + i) * d, head + t * d, d * sizeof *x);
     }
 }
 
@@ -215,14 +216,17 @@ static kvl_status calibrate_side(const struct kvl_layer_spec *entry, int side, c
     if (rows->dims.n_kv_head % record.heads != 0)
         KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u heads are to share records, and the model has %u kv heads: use a divisor", record.heads,
                          rows->dims.n_kv_head));
+    if (rows->dims.n_layer % record.layers != 0)
+        KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u layers are to share records, and the model has %u: use a divisor", record.layers, rows->dims.n_layer));
     arrays->n = projection_of(entry, side) != NULL ? record.table_floats : shape.table_floats;
+    arrays->n_layer = rows->dims.n_layer / record.layers;
     arrays->n_stream = rows->dims.n_kv_head / record.heads;
-    KVL_TRY(kvl_alloc(&arrays->values, (size_t)rows->dims.n_layer * arrays->n_stream, arrays->n * sizeof(float)));
-    KVL_TRY(kvl_alloc(&x, rows->n_tokens, (size_t)record.heads * d * sizeof *x));
-    for (uint32_t l = 0; l < rows->dims.n_layer; l++)
+    KVL_TRY(kvl_alloc(&arrays->values, (size_t)arrays->n_layer * arrays->n_stream, arrays->n * sizeof(float)));
+    KVL_TRY(kvl_alloc(&x, rows->n_tokens, (size_t)record.layers * record.heads * d * sizeof *x));
+    for (uint32_t l = 0; l < arrays->n_layer; l++)
         for (uint32_t h = 0; h < arrays->n_stream; h++) {
             if (kvl_interrupted()) KVL_TRY(kvl_fail(KVL_E_INTERRUPTED, "interrupted: no table was written"));
-            gather_rows(rows, l, side, h, record.heads, x);
+            gather_rows(rows, l, side, h, &record, x);
             KVL_TRY(calibrate_stream(entry, side, rows, x, (uint64_t)l * arrays->n_stream + h, arrays));
         }
 done:
@@ -232,11 +236,11 @@ done:
 
 /* ---- the file ---- */
 
-static kvl_status write_array(const char *path, hid_t group, const struct arrays *a, uint32_t i, uint32_t at, uint32_t n_layer)
+static kvl_status write_array(const char *path, hid_t group, const struct arrays *a, uint32_t i, uint32_t at)
 {
     kvl_status status = KVL_OK;
-    const hsize_t shape[3] = {n_layer, a->n_stream, a->length[i]};
-    const size_t n_streams = (size_t)n_layer * a->n_stream;
+    const hsize_t shape[3] = {a->n_layer, a->n_stream, a->length[i]};
+    const size_t n_streams = (size_t)a->n_layer * a->n_stream;
     hid_t space = H5I_INVALID_HID, dataset = H5I_INVALID_HID, creation = H5I_INVALID_HID;
     float *values = NULL;
     KVL_TRY(kvl_alloc(&values, n_streams * a->length[i], sizeof *values));
@@ -255,7 +259,7 @@ done:
     return status;
 }
 
-static kvl_status write_side(const char *path, hid_t file, const struct kvl_layer_spec *entry, int side, const struct arrays *a, uint32_t n_layer)
+static kvl_status write_side(const char *path, hid_t file, const struct kvl_layer_spec *entry, int side, const struct arrays *a)
 {
     kvl_status status = KVL_OK;
     const char name[2] = {side_group[side], '\0'};
@@ -268,7 +272,7 @@ static kvl_status write_side(const char *path, hid_t file, const struct kvl_laye
     KVL_TRY(kvl_h5_set_number(path, group, "byte_version", H5T_NATIVE_UINT32, &plugin->byte_version));
     for (uint32_t i = 0, at = 0; i < a->n_arrays; at += a->length[i++]) {
         KVL_TRY(kvl_text_printf(&order, "%s%s", i ? " " : "", a->name[i]));
-        KVL_TRY(write_array(path, group, a, i, at, n_layer));
+        KVL_TRY(write_array(path, group, a, i, at));
     }
     KVL_TRY(kvl_h5_set_text(path, group, "arrays", order.data, 0));
 done:
@@ -297,12 +301,25 @@ static kvl_status write_table(const char *path, const struct kvl_rig *rig, const
     KVL_TRY(kvl_h5_set_number(path, file, "n_tokens", H5T_NATIVE_UINT64, &rows->n_tokens));
     KVL_TRY(kvl_h5_set_number(path, file, "sink", H5T_NATIVE_UINT32, &rows->sink));
     for (int s = 0; s < KVL_SIDES; s++)
-        if (calibrates(entry, s)) KVL_TRY(write_side(path, file, entry, s, &arrays[s], rows->dims.n_layer));
+        if (calibrates(entry, s)) KVL_TRY(write_side(path, file, entry, s, &arrays[s]));
     KVL_H5(path, H5Fflush(file, H5F_SCOPE_GLOBAL), "write");
 done:
     kvl_h5_close(&file);
     kvl_text_free(&form);
     return status;
+}
+
+/* A cache takes the same heads and layers together on both sides. */
+static kvl_status check_sides(const struct kvl_layer_spec *entry, uint32_t head_dim)
+{
+    struct kvl_stream_record record[KVL_SIDES];
+    for (int s = 0; s < KVL_SIDES; s++) {
+        const kvl_status status = kvl_spec_stream_record(entry, s, 0, head_dim, &record[s]);
+        if (status != KVL_OK) return status;
+    }
+    if (record[KVL_SIDE_K].heads == record[KVL_SIDE_V].heads && record[KVL_SIDE_K].layers == record[KVL_SIDE_V].layers) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "--for: keys of %u heads and %u layers share records, values of %u and %u: give both sides the same", record[KVL_SIDE_K].heads,
+                    record[KVL_SIDE_K].layers, record[KVL_SIDE_V].heads, record[KVL_SIDE_V].layers);
 }
 
 kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_calibrate_config *config,
@@ -323,6 +340,7 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
         return kvl_fail(KVL_E_UNSUPPORTED, "--for: %s stores latents already, of which no codec learns yet", rig->model->name);
     if (access(config->output, F_OK) == 0) return kvl_fail(KVL_E_USAGE, "%s: exists already; choose another name with -o, or remove it", config->output);
     KVL_TRY(kvl_spec_check_dims(config->spec, rig->model->dims.n_layer, rig->model->dims.head_dim));
+    KVL_TRY(check_sides(entry, rig->model->dims.head_dim));
     KVL_TRY(kvl_eval_check(rig, text, &windows));
     KVL_TRY(collect(rig, text, entry, &windows, &rows));
     *out = (struct kvl_calibrate_result){.n_tokens = rows.n_tokens};

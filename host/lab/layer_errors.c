@@ -5,18 +5,21 @@
 #include <math.h>
 #include <string.h>
 
-/* A layer's rows of one side before RoPE, [n][streams][channels]. */
-static kvl_status exact_rows(struct kvl_cache *cache, uint32_t l, enum kvl_side side, uint32_t n, float **out)
+/* Rows of one side of `layers` layers from l on, before RoPE, [n][layers][streams][channels]. */
+static kvl_status exact_rows(struct kvl_cache *cache, uint32_t l, uint32_t layers, enum kvl_side side, uint32_t n, float **out)
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &kvl_cache_plan(cache)->layer[l];
     const size_t streams = layer->n_stream, channels = layer->side[side].record.channels;
     float *by_stream = NULL;
     KVL_TRY(kvl_alloc(&by_stream, streams * n, channels * sizeof *by_stream));
-    KVL_TRY(kvl_alloc(out, streams * n, channels * sizeof **out));
-    KVL_TRY(kvl_cache_read_rows(cache, l, side, 0, n, by_stream));
-    for (size_t s = 0; s < streams; s++)
-        for (size_t t = 0; t < n; t++) memcpy(*out + (t * streams + s) * channels, by_stream + (s * n + t) * channels, channels * sizeof **out);
+    KVL_TRY(kvl_alloc(out, layers * streams * n, channels * sizeof **out));
+    for (uint32_t i = 0; i < layers; i++) {
+        KVL_TRY(kvl_cache_read_rows(cache, l + i, side, 0, n, by_stream));
+        for (size_t s = 0; s < streams; s++)
+            for (size_t t = 0; t < n; t++)
+                memcpy(*out + ((t * layers + i) * streams + s) * channels, by_stream + (s * n + t) * channels, channels * sizeof **out);
+    }
 done:
     kvl_free(&by_stream);
     return status;
@@ -27,7 +30,7 @@ static kvl_status add_layer(const struct kvl_cache_plan *plan, uint32_t l, enum 
 {
     kvl_status status = KVL_OK;
     const struct kvl_layer_plan *layer = &plan->layer[l];
-    const size_t streams = layer->n_stream, channels = layer->side[side].record.channels, row_of_stream = row / streams;
+    const size_t streams = layer->n_stream, channels = layer->side[side].record.channels, layers = layer->side[side].record.layers, row_of_stream = row / streams;
     float *records = NULL, *decoded = NULL;
     KVL_TRY(kvl_alloc(&records, n * streams, channels * sizeof *records));
     KVL_TRY(kvl_alloc(&decoded, n * streams, channels * sizeof *decoded));
@@ -36,8 +39,11 @@ static kvl_status add_layer(const struct kvl_cache_plan *plan, uint32_t l, enum 
     for (size_t s = 0; s < streams; s++) {
         double whole = 0.0, kept = 0.0, changed = 0.0;
         for (size_t t = layer->sink; t < n; t++) {
-            const float *from = x + t * row + s * row_of_stream, *record = records + (t * streams + s) * channels, *back = decoded + (t * streams + s) * channels;
-            for (size_t c = 0; c < row_of_stream; c++) whole += (double)from[c] * from[c];
+            const float *record = records + (t * streams + s) * channels, *back = decoded + (t * streams + s) * channels;
+            for (size_t i = 0; i < layers; i++) {
+                const float *from = x + (t * layers + i) * row + s * row_of_stream;
+                for (size_t c = 0; c < row_of_stream; c++) whole += (double)from[c] * from[c];
+            }
             for (size_t c = 0; c < channels; c++) {
                 kept += (double)record[c] * record[c];
                 changed += ((double)back[c] - record[c]) * ((double)back[c] - record[c]);
@@ -66,11 +72,11 @@ static kvl_status measure_layers(const struct kvl_eval *eval, struct kvl_session
     for (uint32_t l = 0; l < out->n_layer; l++)
         for (int side = 0; side < KVL_SIDES; side++) {
             const struct kvl_layer_plan *layer = &plan->layer[l];
-            if (layer->n_stream == 0 || layer->side[side].codec == NULL || waits_for_prompt(&layer->side[side])) continue;
+            if (layer->n_stream == 0 || layer->leader != l || layer->side[side].codec == NULL || waits_for_prompt(&layer->side[side])) continue;
             const size_t row = (size_t)rows_plan->layer[l].n_stream * rows_plan->layer[l].side[side].record.channels;
             const struct kvl_rope rope = {layer->slides && slide_rotary ? slide_rotary : rotary, model->dims.rope_dim};
             kvl_free(&x);
-            KVL_TRY(exact_rows(kvl_session_cache(exact), l, side, n, &x));
+            KVL_TRY(exact_rows(kvl_session_cache(exact), l, layer->side[side].record.layers, side, n, &x));
             KVL_TRY(add_layer(plan, l, side, n, x, row, rope, out->error[side] + (size_t)l * out->n_stream));
         }
 done:

@@ -3,6 +3,21 @@
 
 /* ---- the cache of a session, its context full ---- */
 
+/* What a layer reads again of the records that it shares and another holds. */
+static kvl_status shared_bytes(const struct kvl_cache_plan *plan, uint32_t l, uint64_t *bytes)
+{
+    kvl_status status = KVL_OK;
+    const struct kvl_layer_plan *layer = &plan->layer[plan->layer[l].leader];
+    for (int s = 0; s < kvl_sides(&plan->dims) && plan->layer[l].leader != l; s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        struct kvl_codec_bytes used;
+        KVL_TRY(kvl_side_bytes(side, kvl_sealed_after(plan, side, layer->sink, layer->kept) - layer->sink, &used));
+        *bytes += layer->n_stream * (used.payload + used.scale);
+    }
+done:
+    return status;
+}
+
 static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[KVL_MEM_CLASSES])
 {
     kvl_status status = KVL_OK;
@@ -43,7 +58,10 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
     KVL_TRY(add_streams(&plan, bytes));
     out->token_read = bytes[KVL_MEM_PAYLOAD] + bytes[KVL_MEM_SCALE];
-    for (uint32_t l = 0; l < plan.dims.n_layer; l++) out->token_read -= bytes_not_read(&plan, &plan.layer[l]);
+    for (uint32_t l = 0; l < plan.dims.n_layer; l++) {
+        out->token_read -= bytes_not_read(&plan, &plan.layer[l]);
+        KVL_TRY(shared_bytes(&plan, l, &out->token_read));
+    }
     bytes[KVL_MEM_INDEX] += kvl_plan_index_bytes(&plan);
     bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = plan.resident_bytes;

@@ -15,8 +15,8 @@ static const struct kvl_caps gpu = {.type = KVL_DEVICE_GPU, .max_work_group = 25
 
 /* Shapes of SmolLM2-135M and of Llama-3-8B. */
 static const struct kvl_cache_dims shapes[] = {
-    {.n_layer = 1, .n_head = 9, .n_kv_head = 3, .head_dim = 64},
-    {.n_layer = 1, .n_head = 32, .n_kv_head = 8, .head_dim = 128},
+    {.n_layer = 2, .n_head = 9, .n_kv_head = 3, .head_dim = 64},
+    {.n_layer = 2, .n_head = 32, .n_kv_head = 8, .head_dim = 128},
 };
 
 /* Compositions that no codec shows alone. */
@@ -31,6 +31,7 @@ static const struct {
     {"int4 rot=hadamard", "int4+hadamard"},
     {"int4 rope=pre korder=hf", "int4+pre-rope"},
     {"latent(rank=32,of=int4) rot=hadamard", "int4+latent"},
+    {"latent(rank=32,layers=2,of=int4) rot=hadamard", "int4+shared"},
 };
 
 /* Programs that are always the same. Files and options as their callers pass them on a GPU. */

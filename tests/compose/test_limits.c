@@ -73,6 +73,8 @@ static const struct {
     {{2, 4, 2, 32}, "latent(rank=48,heads=2) rope=pre rot=random sink=4 tail=20 table=random", 300},
     {{27, 16, 1, 576, .joint_value_dim = 512}, "int8 rot=hadamard", 4096}, /* DeepSeek-V2-Lite's rows */
     {{30, 9, 3, 64}, "k=latent(energy=0.99,of=int8) v=latent(rank=48,spread) table=random", 4096},
+    {{30, 9, 3, 64}, "latent(rank=160,layers=5,heads=3) rope=pre table=random", 4096},
+    {{4, 4, 2, 32}, "latent(rank=48,layers=2,of=int8) rot=random sink=4 ktail=20 vtail=3 table=random", 300},
     {{30, 9, 3, 64}, "read=pages(tokens=1024,size=16,dense=2)", 4096},
     {{30, 9, 3, 64}, "int4 sink=4 tail=20 read=pages(tokens=300,size=32)", 4096},
     {{30, 9, 3, 64}, "int8 keep=h2o budget=uniform(tokens=512) when=full", 4096},

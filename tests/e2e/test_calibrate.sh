@@ -71,5 +71,21 @@ refused 2 "16 channels" plan -m "$model" -c 64 --kv "latent(rank=8,spread) rope=
 refused 2 "form rope=pre" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent table=l.h5"
 refused 2 "streams with" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent(rank=8,heads=2) rope=pre table=l.h5"
 refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(heads=3)" -o u.h5
+# Layers that share latents: the table is of groups of layers; behind a compressed prompt more directions lose less, all of them nothing.
+calibrate --chunks 6 --first-chunk 6 --for "latent(layers=3,heads=2) rope=pre" -o s.h5 >/dev/null 2>&1
+shared() { "$program" eval kld -m "$model" -f "$text" --exact --protocol compress-then-score --context 32 --score 32 --chunks 2 --no-run-file --base f16 --kv "$1" 2>err; }
+for rank in 192 96 48 16; do shared "latent(rank=$rank,layers=3,heads=2,of=f32) rope=pre rot=hadamard table=s.h5" | awk '/^kld/ {print $2}'; done >by_rank
+sort -cg by_rank || fail "divergence at ranks 192, 96, 48 and 16 of three layers: $(cat by_rank)"
+awk 'NR == 1 && $1 >= 1e-4 {exit 1}' by_rank || fail "all directions of three layers change the logits: $(cat by_rank)"
+shared "latent(rank=192,layers=3,heads=2) rope=pre table=s.h5" | awk '/^kld/ {exit $2 < 1e-4 ? 0 : 1}' || fail "all directions of three layers in f16 against f16"
+[[ $("$program" plan -m "$model" -c 64 --kv "latent(rank=48,layers=3,heads=2) rope=pre" --protocol p4 --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["bytes_per_token"])') == $((2 * 48 * 2)) ]] ||
+    fail "bytes of a token that three layers share"
+refused 2 "layers (or groups)" eval kld -m "$model" -f "$text" --protocol compress-then-score --context 32 --score 32 --chunks 1 --no-run-file --kv "latent(rank=8,heads=2) rope=pre table=s.h5"
+refused 2 "layers (or groups)" eval kld -m "$model" -f "$text" --protocol compress-then-score --context 32 --score 32 --chunks 1 --no-run-file --kv "latent(rank=8,layers=3,heads=2) rope=pre table=l.h5"
+for protocol in p2 p4; do
+    refused 2 "use --protocol compress-then-score" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --protocol $protocol --kv "latent(rank=8,layers=3,heads=2) rope=pre table=s.h5"
+done
+refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(layers=2)" -o u.h5
+refused 2 "give both sides the same" calibrate -m "$model" -f "$text" -c 64 --for "k=latent(layers=3) v=latent" -o u.h5
 refused 1 "stores latents already" calibrate -m "$root/data/models/arch_deepseek2.gguf" -f "$text" -c 64 --for "latent" -o u.h5
 [[ ! -e u.h5 && ! -e u.h5.part ]] || fail "a refused calibration of latents left a file"

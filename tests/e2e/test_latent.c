@@ -103,7 +103,51 @@ static void prompts_are_compressed(void **state)
     rig_free(&r);
 }
 
+/* Layers that share records: a prompt that attends to itself in full precision, then token by token. */
+static void layers_share_records(void **state)
+{
+    enum { PROMPT = 40 };
+    static float logits[ALL_LOGITS], exact[ALL_LOGITS];
+    static const struct {
+        const char *spec;
+        enum kvl_protocol protocol;
+        uint32_t prompt, bytes; /* of a token, all layers: both sides of one group */
+        double most;            /* difference of logits; 0: they move */
+    } rows[] = {
+        {"latent(rank=192,layers=3,heads=2,of=f32) table=random", KVL_P4_STREAMING, 1, 2 * 192 * 4, 2e-4},
+        {"latent(rank=96,layers=3,of=f32) rope=pre sink=3 tail=7 table=random", KVL_P3_PREFILL_EXACT, PROMPT, 2 * 2 * 96 * 4, 2e-4},
+        {"latent(rank=40,layers=3,heads=2,of=f32) rope=pre table=random", KVL_P3_PREFILL_EXACT, PROMPT, 2 * 40 * 4, 0},
+        {"latent(rank=32,layers=3,heads=2,of=int4) rot=hadamard table=random", KVL_P3_PREFILL_EXACT, PROMPT, 2 * (32 / 2 + 4), 0},
+    };
+    struct kvl_cache_dims dims = {TINY_LAYERS, 6, TINY_KV_HEADS, TINY_HEAD_DIM};
+    struct rig r = rig_load(TINY_MODEL);
+    run_tokens(&r, "f32", KVL_P2_WRITE_THEN_READ, 100, exact);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i += kvl_device_is_slow() ? 3 : 1) {
+        const uint32_t n = TINY_TOKENS - rows[i].prompt;
+        struct kvl_cache_bytes bytes;
+        kvl_session_free(&r.session);
+        kvl_spec_free(&r.spec);
+        assert_ok(kvl_spec_parse(rows[i].spec, &r.spec));
+        assert_ok(kvl_spec_load_tables(r.spec, random_table, &dims));
+        const struct kvl_session_config config = {
+            .spec = r.spec, .n_ctx = TINY_TOKENS, .ubatch = 16, .protocol = rows[i].protocol, .exact = true, .max_logits = TINY_TOKENS};
+        assert_ok(kvl_session_new(r.weights, &config, &r.session));
+        for (int again = 0; again < 2; again++) { /* the second time over what the first has left */
+            assert_ok(kvl_session_reset(r.session));
+            assert_ok(kvl_session_forward(r.session, tiny_token, rows[i].prompt, 0));
+            rig_forward(&r, tiny_token + rows[i].prompt, n, logits);
+        }
+        const double difference = largest_difference(exact + (size_t)rows[i].prompt * TINY_VOCAB, logits, (size_t)n * TINY_VOCAB);
+        print_message("    %-75s %.1e\n", rows[i].spec, difference);
+        assert_true(rows[i].most > 0 ? difference < rows[i].most : difference > 0.1);
+        assert_ok(kvl_session_bytes(r.session, &bytes));
+        assert_int_equal(bytes.bytes_per_token, rows[i].bytes);
+    }
+    rig_free(&r);
+}
+
 static const struct CMUnitTest tests[] = {cmocka_unit_test(all_directions_change_nothing), cmocka_unit_test(both_forms_agree),
-                                          cmocka_unit_test(bytes_are_those_of_records), cmocka_unit_test(prompts_are_compressed)};
+                                          cmocka_unit_test(bytes_are_those_of_records), cmocka_unit_test(prompts_are_compressed),
+                                          cmocka_unit_test(layers_share_records)};
 
 int main(void) { return KVL_ON_EACH_DEVICE(tests); }

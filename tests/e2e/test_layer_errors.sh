@@ -30,6 +30,8 @@ errors evicted "int4 keep=streaming budget=uniform(kept=0.5)" --protocol compres
 errors page kivi
 "$program" calibrate -m "$model" -f "$root/LICENSE" -c 64 --chunks 4 --for "latent rope=pre" -o latent.h5 &>/dev/null || fail "calibrate"
 for rank in 8 16 32; do errors "rank$rank" "latent(rank=$rank) rope=pre table=latent.h5"; done
+"$program" calibrate -m "$model" -f "$root/LICENSE" -c 64 --chunks 4 --for "latent(layers=3,heads=2) rope=pre" -o layers.h5 &>/dev/null || fail "calibrate three layers"
+for rank in 24 96; do errors "layers$rank" "latent(rank=$rank,layers=3,heads=2,of=f32) rope=pre table=layers.h5" --protocol compress-then-score --context 48 --score 16; done
 with=$root/data/models/arch_deepseek2.gguf errors mla int4
 with=$root/data/models/arch_gemma3.gguf errors slides int4
 with=$root/data/models/arch_cla.gguf errors shared int4
@@ -64,6 +66,18 @@ assert np.allclose(mixed["value"][1], int4["value"][1], rtol=1e-5) and np.allclo
 ranks = [maps(f"rank{rank}") for rank in (8, 16, 32)]
 for side in ("key", "value"):
     assert (ranks[0][side] > 1.1 * ranks[1][side]).all() and (ranks[1][side] > 10 * ranks[2][side]).all() and (ranks[0][side] < 1).all() and (ranks[2][side] < 1e-2).all(), ranks
+def moments(name, side):
+    """Of a calibration table: sum of energy x direction direction^T, [layers or groups][streams][W][W]."""
+    table = h5py.File(f"{name}.h5")[side]
+    energy, directions = table["energy"][:], table["directions"][:].reshape(*table["energy"].shape, -1)
+    return np.einsum("lsr,lsri,lsrj->lsij", energy, directions, directions)
+for side in "kv": # the rows of three layers and two heads, one behind the other, are those of each layer and head
+    together, alone = moments("layers", side)[0, 0], moments("latent", side)
+    for i in range(6):
+        assert np.allclose(together[32 * i:32 * i + 32, 32 * i:32 * i + 32], alone[i // 2, i % 2], atol=1e-4 * abs(alone).max()), (side, i)
+few, more = (maps(f"layers{rank}") for rank in (24, 96))
+for side in ("key", "value"): # what they share is said of the first of them
+    assert np.isfinite(few[side][0, 0]) and np.isnan(few[side][1:]).all() and more[side][0, 0] < few[side][0, 0] < 1, few
 mla = maps("mla")
 assert list(mla) == ["key"] and mla["key"].shape[1] == 1 and (mla["key"] > 0.01).all(), mla
 assert all(np.isfinite(x).all() and (x > 0.01).all() for x in maps("slides").values())
@@ -91,5 +105,10 @@ for name, bits in (("int4", 4), ("int2", 2)):
         got = maps(name)[("key", "value")[i % 2]][i // 2]
         worst = max(worst, abs(got / want - 1).max())
 assert worst < 2e-3, worst
+values = np.concatenate([rows[i][:, :48].transpose(1, 0, 2).reshape(48, -1) for i in (1, 3, 5)], 1) # [T][layers * heads * D]
+for rank, found in ((24, few), (96, more)):
+    directions = h5py.File("layers.h5")["v/directions"][0, 0].reshape(192, 192)[:rank]
+    left_out = np.linalg.norm(values - values @ directions.T @ directions) / np.linalg.norm(values)
+    assert abs(found["value"][0, 0] / left_out - 1) < 2e-3, (rank, found, left_out)
 print(f"errors of {2 * len(rows)} sides of layers are those of an independent pass, within {worst:.1e}")
 PYTHON
