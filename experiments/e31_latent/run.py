@@ -21,7 +21,7 @@ MODEL, TEXT, RESULTS = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf", "data/text
 TOKENS = 256  # of a window; its second half is scored
 WINDOWS = ["--chunks", "8"]
 
-TABLES = {"one": "latent rope=pre", "three": "latent(heads=3) rope=pre", "post": "latent"}
+TABLES = {"one": "latent rope=pre", "three": "latent(heads=3) rope=pre", "post": "latent", "shared": "latent(heads=3,layers=5) rope=pre"}
 RANKS = (16, 24, 32, 40, 48, 56, 64)
 # row: (spec, table)
 LATENTS = {f"rank {rank}": (f"latent(rank={rank}) rope=pre", "one") for rank in RANKS} | {
@@ -40,13 +40,17 @@ LATENTS = {f"rank {rank}": (f"latent(rank={rank}) rope=pre", "one") for rank in 
     "rank 64 int3": ("latent(rank=64,of=int3) rot=hadamard rope=pre", "one"),
     "rank 48 int8": ("latent(rank=48,of=int8) rot=hadamard rope=pre", "one"),
 }
+# 32, 64 and 96 numbers a token, layer and side: of five layers together, and of each alone under the same protocol
+SHARED = {f"five layers, rank {5 * rank}": (f"latent(rank={5 * rank},heads=3,layers=5) rope=pre", "shared") for rank in (32, 64, 96)} | {
+    f"one layer, rank {rank}": (f"latent(rank={rank},heads=3) rope=pre tail=1", "three") for rank in (32, 64, 96)}
 QUANTIZED = {name: (f"{name} rope=pre", None) for name in ("int8", "int4", "int3", "int2")} | {
     f"{name} hadamard": (f"{name} rot=hadamard rope=pre", None) for name in ("int8", "int4", "int3", "int2")}
 # Controls that keep this share of the tokens in 16 bits: the bytes of ranks 48, 32, 16 and of 4, 3 and 2 bits
 SHARES = {"3/4": 192, "1/2": 128, "9/32": 72, "1/4": 64, "7/32": 56, "5/32": 40}
 RECENCY = {f"recency {share}": (f"sink=4 window={tokens - 4}", None) for share, tokens in SHARES.items()}
 ORACLE = {f"oracle {share}": (f"keep=oracle budget=uniform(kept={tokens / TOKENS:g})", None) for share, tokens in SHARES.items()}
-CACHES = LATENTS | QUANTIZED | RECENCY | ORACLE
+CACHES = LATENTS | QUANTIZED | RECENCY | ORACLE | SHARED
+HALVES = ORACLE | SHARED # the first half of a window is compressed at its end, the second scored
 # row: options of to_mla.py. 384 elements a token and layer before, 192 of the family's MHA (e30), whose text is the Bible's last part
 CONVERTED = {
     "mla 64+320": "--components 1", "mla 64+256": "--components 1 --rank 256", "mla 64+192": "--components 1 --rank 192",
@@ -104,9 +108,11 @@ def share_of(row):
 
 
 def evaluate(args, row):
-    """The row's run file. An oracle needs tokens that follow: the first half of the window is compressed at its end, the second is scored as in all other rows."""
+    """The row's run file. Oracles need tokens that follow, and latents that layers share a prompt: the first half of the window is compressed at its end, the second
+    is scored as in all other rows; beside shared latents one token at a time, whose own key and value stay exact."""
     half = str(TOKENS // 2)
-    window = ["--protocol", "compress-then-score", "--context", half, "--score", half] if row in ORACLE else ["-c", str(TOKENS)]
+    window = ["--protocol", "compress-then-score", "--context", half, "--score", half] if row in HALVES else ["-c", str(TOKENS)]
+    window += ["--ubatch", "1"] if row in SHARED else []
     windows = FAMILY_WINDOWS if row in FAMILY else [*window, *WINDOWS]
     rest = ["-f", FAMILY_TEXT if row in FAMILY else TEXT, *windows, "--quiet", "-o", run_file(args, row)]
     if row in CACHES:
@@ -151,14 +157,14 @@ def collect(args):
 
 
 def kind_of(row):
-    kinds = {"latent": LATENTS, "quantized": QUANTIZED, "recency": RECENCY, "oracle": ORACLE, "converted": CONVERTED, "family": FAMILY}
+    kinds = {"latent": LATENTS, "quantized": QUANTIZED, "recency": RECENCY, "oracle": ORACLE, "shared": SHARED, "converted": CONVERTED, "family": FAMILY}
     return next(kind for kind, rows in kinds.items() if row in rows)
 
 
 def summaries():
     """A row a cache: means over windows with their standard errors; nll above that of f16 in the same window."""
     rows = read_results()
-    base = {line["chunk"]: float(line["nll_base"]) for lines in rows.values() for line in lines if line["nll_base"] and line["row"] not in ORACLE}
+    base = {line["chunk"]: float(line["nll_base"]) for lines in rows.values() for line in lines if line["nll_base"] and line["row"] not in HALVES}
     family = {line["chunk"]: float(line["nll"]) for line in rows.get("family", [])}
     out = []
     for row in [row for row in ROWS if row in rows]:
@@ -198,6 +204,8 @@ SERIES = [("latent, f16 numbers: rank 16 to 64 of 64", [f"rank {rank}" for rank 
           ("three heads together", ["heads 3, rank 96", "heads 3, rank 144"], "^", "#009E73"),
           ("all 64 directions, codes of 3, 4, 8 bits, Hadamard", ["rank 64 int3", "rank 64 int4", "rank 64 int8"], "D-", "#CC79A7"),
           ("no projection, codes of 2, 3, 4, 8 bits, Hadamard", [f"int{bits} hadamard" for bits in (2, 3, 4, 8)], "x--", "#E69F00"),
+          ("five layers and their heads together (behind a half window)", [row for row in SHARED if "five" in row], "v-", "#882255"),
+          ("each layer's heads together (behind a half window)", [row for row in SHARED if "one" in row], "v:", "#882255"),
           ("control: uniform quantization, 2, 3, 4, 8 bits", [f"int{bits}" for bits in (2, 3, 4, 8)], "P:", "#D55E00"),
           ("control: recency, 4 sinks and the newest tokens", list(RECENCY), "s:", "#000000"),
           ("control: oracle (of a compressed half window)", list(ORACLE), "*:", "#777777")]
