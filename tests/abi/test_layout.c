@@ -199,6 +199,7 @@ static const struct frozen layout[] = {
     AT(kvl_projection_shape, rank, 8),
     AT(kvl_projection_shape, rebuilt, 12),
     AT(kvl_projection_shape, table_floats, 16),
+    AT(kvl_projection_shape, layers, 20),
     AT(kvl_projection, roles, 96),
     AT(kvl_projection, shape, 104),
     AT(kvl_projection, matrices, 112),

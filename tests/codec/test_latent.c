@@ -162,7 +162,7 @@ static void layers_get_their_ranks(void **state)
 
 static void ranks_out_of_range_are_refused(void **state)
 {
-    static const char *const wrong[] = {"rank=56,heads=2", "rank=12", "rank=8,heads=1000", "rank=8,spread", "rank=32,spread"};
+    static const char *const wrong[] = {"rank=56,heads=2", "rank=12", "rank=8,heads=1000", "rank=8,layers=700", "rank=80,layers=3", "rank=8,spread", "rank=32,spread"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct kvl_instance instance;
         struct kvl_projection_shape shape;
@@ -170,6 +170,35 @@ static void ranks_out_of_range_are_refused(void **state)
         assert_int_equal(kvl_projection_shape(&instance, KVL_ROLE_V, D, &shape), KVL_E_USAGE);
         kvl_instance_free(&instance);
     }
+    kvl_error_clear();
+}
+
+static int shape_without_layers(const void *priv, const struct kvl_projection_dims *d, struct kvl_projection_shape *out)
+{
+    const int failed = latent()->shape(priv, d, out);
+    out->layers = 0;
+    return failed;
+}
+
+/* A group of layers has one table of all their heads; a plug-in that does not say how many shares nothing between them. */
+static void layers_share_a_row(void **state)
+{
+    struct kvl_projection older = *latent();
+    struct kvl_projection_shape shape;
+    struct kvl_instance instance = open_options("rank=%g,heads=2,layers=3", 3 * W);
+    assert_int_equal(kvl_projection_shape(&instance, KVL_ROLE_V, D, &shape), KVL_OK);
+    assert_int_equal(shape.layers, 3);
+    assert_int_equal(shape.table_floats, 3 * W + 9 * W * W);
+    assert_int_equal(shape.rebuilt, 1);
+    older.shape = shape_without_layers;
+    instance.plugin = &older.head;
+    assert_int_equal(kvl_projection_shape(&instance, KVL_ROLE_V, D, &shape), KVL_E_USAGE); /* the rank of three layers is too much for one */
+    kvl_instance_free(&instance);
+    instance = open_options("rank=%g,heads=2", 8);
+    instance.plugin = &older.head;
+    assert_int_equal(kvl_projection_shape(&instance, KVL_ROLE_V, D, &shape), KVL_OK);
+    assert_int_equal(shape.layers, 1);
+    kvl_instance_free(&instance);
     kvl_error_clear();
 }
 
@@ -182,6 +211,7 @@ int main(void)
         cmocka_unit_test(equals_palu),
         cmocka_unit_test(layers_get_their_ranks),
         cmocka_unit_test(ranks_out_of_range_are_refused),
+        cmocka_unit_test(layers_share_a_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
