@@ -55,7 +55,7 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
     global float *row = stage + (ulong)token * q_stride + head * KVL_HD;
     float x[KVL_HD];
     for (uint c = 0; c < KVL_HD; c++) x[c] = row[c];
-    if (is_query || (!is_value && !KVL_ROPE_PRE)) kvl_rope_row(x, turn, position);
+    if (KVL_ROPE_PRE ? is_query : !is_value) kvl_rope_row(x, turn, position);
     if (!is_query && !is_value) kvl_order_row(x, turn.rope_dim, false);
     if (KVL_EXACT_HALF && round_exact && !is_query) kvl_round_row(x, KVL_HD);
     for (uint c = 0; c < KVL_HD; c++) row[c] = x[c];

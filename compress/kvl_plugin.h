@@ -299,7 +299,7 @@ struct kvl_projection_shape { /* the host sets struct_size and zeroes the rest *
     uint32_t rank;            /* R, a multiple of 8; 0: ranks() says that of each layer */
     uint32_t rebuilt;         /* 1: each y is made when it is read; 0: queries and attention's output are multiplied with up instead, where they can be */
     uint32_t table_floats;    /* floats of calibration table for each record; that and the name say whether a table fits */
-    uint32_t layers;          /* neighbouring layers that share a record; the model's are a multiple of it. 0: 1 */
+    uint32_t layers;          /* neighbouring layers that share a record; the model's are a multiple of it. 0: 1. Above 1 each y is made when it is read */
 };
 
 /* What a side has learned, all layers; where they share records n_layer counts groups of them, also in what ranks() says. */

@@ -337,7 +337,7 @@ static kvl_status check_rank(const struct kvl_instance *projection, uint32_t ran
 {
     const uint64_t heads = (uint64_t)shape->layers * shape->heads;
     if (heads != 0 && rank >= 8 && rank % 8 == 0 && rank <= heads * head_dim) return KVL_OK;
-    kvl_fail(KVL_E_USAGE, "rank %u of %llu heads of %u channels: wanted a multiple of 8 up to their product", rank, (unsigned long long)heads, head_dim);
+    kvl_fail(KVL_E_USAGE, "rank %u of %u layers x %u heads x %u channels: wanted a multiple of 8 up to their product", rank, shape->layers, shape->heads, head_dim);
     return refused(projection);
 }
 
@@ -349,6 +349,7 @@ kvl_status kvl_projection_shape(const struct kvl_instance *projection, uint32_t 
     kvl_error_clear();
     if (plugin->shape(projection->priv, &dims, out) != 0) return refused(projection);
     if (out->layers == 0) out->layers = 1;
+    if (out->layers > 1) out->rebuilt = 1;
     const bool by_table = out->rank == 0 && out->heads != 0 && plugin->ranks != NULL;
     return by_table ? KVL_OK : check_rank(projection, out->rank, out, head_dim);
 }

@@ -712,13 +712,13 @@ kvl_status kvl_cache_plan_make(const struct kvl_cache_dims *dims, const struct k
     out->evicts = shares || config->protocol == KVL_P3_PREFILL_EXACT || kvl_spec_evicts(config->spec) || kvl_spec_picks(config->spec) || learner != NULL;
     if (shares && config->protocol == KVL_P1_FAKE_QUANT)
         return kvl_fail(KVL_E_USAGE, "records that layers share are there when a token has passed all of them, and p1 reads a token's own: use --protocol "
-                                     "compress-then-score, or p4");
+                                     "compress-then-score");
     if (shares && kvl_spec_windowed(config->spec))
         return kvl_fail(KVL_E_UNSUPPORTED, "window= slides from the first token on, and records that layers share begin with a prompt: use layers=1");
     if (shares && dims->kv_source != NULL)
         return kvl_fail(KVL_E_UNSUPPORTED, "the model has layers that read the keys and values of others, which cannot share records besides: use layers=1");
     if (kvl_spec_picks(config->spec) && config->protocol == KVL_P1_FAKE_QUANT)
-        return kvl_fail(KVL_E_USAGE, "read=pages chooses for each token behind a prompt, and p1 has no prompt: use --protocol compress-then-score, or p4");
+        return kvl_fail(KVL_E_USAGE, "read=pages chooses for each token behind a prompt, and p1 has no prompt: use --protocol compress-then-score");
     if (out->evicts && config->protocol == KVL_P1_FAKE_QUANT)
         return kvl_fail(KVL_E_USAGE, "%s %s at the end of a prompt, and p1 has none: use --protocol compress-then-score, or p4",
                         learner != NULL ? learner : "keep=", learner != NULL ? "learns" : "evicts");

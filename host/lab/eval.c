@@ -178,7 +178,7 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
         KVL_TRY(kvl_spec_check_dims(spec[role], rig->model->dims.n_layer, rig->model->dims.head_dim));
         KVL_TRY(kvl_session_new(rig->weights, &session, &e->session[role]));
         const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(e->session[role]));
-        if (plan->evicts && plan->one_by_one && !plan->evicts_decoding && !compresses)
+        if (plan->evicts && plan->one_by_one && (!plan->evicts_decoding || plan->join_bytes != 0) && !compresses)
             KVL_TRY(kvl_fail(KVL_E_USAGE, "%s: this cache begins with a prompt that attends in full precision, and under %s the whole window would be it: use "
                                           "--protocol compress-then-score", kvl_spec_given(spec[role]), kvl_protocol_name[c->protocol]));
         KVL_TRY(kvl_alloc(&e->score[role], e->layout.n_scored, sizeof *e->score[role]));

@@ -297,7 +297,7 @@ static void what_cannot_be_shared_is_refused(void **state)
         enum kvl_protocol protocol;
         const char *says;
     } wrong[] = {
-        {"latent(layers=2)", {4, 6, 2, 32}, KVL_P1_FAKE_QUANT, "p1 reads a token's own: use --protocol compress-then-score, or p4"},
+        {"latent(layers=2)", {4, 6, 2, 32}, KVL_P1_FAKE_QUANT, "p1 reads a token's own: use --protocol compress-then-score"},
         {"latent(layers=3)", {4, 6, 2, 32}, KVL_P4_STREAMING, "3 layers are to share records, and the model has 4: use a divisor"},
         {"latent(layers=2) tail=0", {4, 6, 2, 32}, KVL_P4_STREAMING, "behind records that layers share: at least 1"},
         {"latent(layers=2) window=64", {4, 6, 2, 32}, KVL_P4_STREAMING, "use layers=1"},
@@ -306,7 +306,7 @@ static void what_cannot_be_shared_is_refused(void **state)
         {"f16 @1-2 latent(layers=2)", {4, 6, 2, 32}, KVL_P4_STREAMING, "layers 0 to 1 share records: give all of them in one @a-b, or none"},
         {"k=latent(layers=2) v=f16", {4, 6, 2, 32}, KVL_P4_STREAMING, "keys of 2 layers and values of 1 share records"},
         {"k=latent(layers=2) v=latent(layers=4)", {4, 6, 2, 32}, KVL_P4_STREAMING, "keys of 2 layers and values of 4 share records"},
-        {"latent(layers=2,rank=72)", {4, 6, 2, 32}, KVL_P4_STREAMING, "rank 72 of 2 heads of 32 channels"},
+        {"latent(layers=2,rank=72)", {4, 6, 2, 32}, KVL_P4_STREAMING, "rank 72 of 2 layers x 1 heads x 32 channels"},
         {"latent(layers=2)", {4, 6, 2, 32, .window = 64, .full_every = 4}, KVL_P4_STREAMING, "layer 0 slides by itself"},
         {"latent(layers=2)", {4, 6, 2, 32, .kv_source = sources}, KVL_P4_STREAMING, "layers that read the keys and values of others"},
         {"latent(layers=2)", {4, 6, 1, 80, .joint_value_dim = 64}, KVL_P4_STREAMING, "give its codec without a projection"},

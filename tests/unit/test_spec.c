@@ -202,7 +202,7 @@ static void refuses_mixes(void **state)
 static void projections_name_their_codec(void **state)
 {
     assert_resolved("latent(rank=16,of=int4(group=8)) v=f16",
-                    "k=latent(rank=16,equal,energy=0,heads=1,layers=1,absorbed,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
+                    "k=latent(rank=16,equal,energy=0,heads=1,layers=1,auto,of=" INT4_8 ") v=f16 rope=post rot=none korder=gguf sink=0 ktail=codec vtail=codec window=0 "
                     "keep=none budget=none when=prefill pos=keep");
     assert_refused("latent(rank=4)", "--kv: rank=4 is out of range at character 13 of \"latent(rank=4)\": legal is a whole number from 8 to 65536");
     assert_refused("latent(energy=0.9,spread)", "latent: energy= says each layer's rank, ranks=spread shares out the rank that is given: use one of them");

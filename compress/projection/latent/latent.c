@@ -13,6 +13,7 @@ struct latent {
     const struct kvl_host *host;
 };
 
+enum { READ_AUTO, READ_ABSORBED, READ_REBUILT }; /* auto: absorbed where that can be */
 enum { RANK_STEP = 16 /* of ranks that layers get by their tables: kernels read so many channels at once */ };
 
 static const struct kvl_option options[] = {
@@ -25,7 +26,7 @@ static const struct kvl_option options[] = {
     {"layers", "neighbouring layers that share a record, which is made into rows again when it is read", KVL_OPTION_INT, offsetof(struct latent, layers), 1, 1,
      1024, NULL},
     {"read", "queries and outputs multiplied with the directions, or each key and value made when it is read", KVL_OPTION_CHOICE,
-     offsetof(struct latent, read), 0, 0, 0, "absorbed|rebuilt"},
+     offsetof(struct latent, read), 0, 0, 0, "auto|absorbed|rebuilt"},
     {"of", "codec of the record", KVL_OPTION_CODEC, 0, 0, 0, 0, NULL},
 };
 
@@ -54,6 +55,10 @@ static int latent_shape(const void *priv, const struct kvl_projection_dims *dims
         latent->host->error("layers x heads x head_dim is more than 16384 channels: take fewer together");
         return 1;
     }
+    if (latent->layers > 1 && latent->read == READ_ABSORBED) {
+        latent->host->error("what layers share is made into each one's rows when it is read: leave read=absorbed out");
+        return 1;
+    }
     out->heads = (uint32_t)latent->heads;
     out->layers = (uint32_t)latent->layers;
     if (latent->spread && ((uint32_t)latent->rank > w || (uint32_t)latent->rank < min_u32(RANK_STEP, (uint32_t)w))) {
@@ -61,7 +66,7 @@ static int latent_shape(const void *priv, const struct kvl_projection_dims *dims
         return 1;
     }
     out->rank = latent->spread || latent->energy > 0.0 ? 0 : (uint32_t)latent->rank;
-    out->rebuilt = latent->read == 1 || latent->layers > 1;
+    out->rebuilt = latent->read == READ_REBUILT;
     out->table_floats = (uint32_t)(w + w * w);
     return 0;
 }
