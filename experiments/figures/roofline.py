@@ -233,6 +233,7 @@ def draw(path, output):
     plot.draw_marks()
     plot.axes.set_title(f'{config["model"]}, --kv "{config["kv_given"]}"\n{device["name"]}', loc="left", fontsize=12)
     plot.figure.text(0.012, 0.012, note_of(others), fontsize=9, color="0.35")
+    plot.figure.text(0.988, 0.012, f"experiments/figures/roofline.py {path} -o {output}", fontsize=7, family="monospace", ha="right")
     plot.figure.tight_layout(rect=(0, 0.03, 1, 1))
     plot.figure.canvas.draw()
     plot.reserve()
