@@ -68,11 +68,9 @@ static void open_setup(struct setup *s, const char *spec)
     assert_ok(kvl_cache_new(device, &plan, &s->cache));
     fill(s);
     const uint64_t u = kvl_cache_ubatch(&s->config);
-    assert_ok(kvl_buffer_new(device, "stage", -1, KVL_MEM_SCRATCH, u * row_floats(s) * sizeof(float), true, &s->stage));
-    const uint64_t angle_bytes = ((uint64_t)s->n_tokens * s->rope_dim + 2) * sizeof(float);
-    assert_ok(kvl_buffer_new(device, "rotary", -1, KVL_MEM_SCRATCH, angle_bytes, true, &s->rotary));
-    assert_ok(kvl_buffer_write(s->rotary, 0, angle_bytes, s->angles));
-    assert_ok(kvl_buffer_new(device, "out", -1, KVL_MEM_SCRATCH, u * out_floats(s) * sizeof(float), true, &s->out));
+    kvl_new_float_buffer("stage", u * row_floats(s), NULL, &s->stage);
+    kvl_new_float_buffer("rotary", (uint64_t)s->n_tokens * s->rope_dim + 2, s->angles, &s->rotary);
+    kvl_new_float_buffer("out", u * out_floats(s), NULL, &s->out);
 }
 
 static void close_setup(struct setup *s)

@@ -31,6 +31,13 @@ static inline bool kvl_device_is_slow(void)
     return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
 }
 
+/* n floats, those of `values` or zeros. The caller frees it: kvl_buffer_free. */
+static inline void kvl_new_float_buffer(const char *owner, uint64_t n, const float *values, struct kvl_buffer **out)
+{
+    assert_ok(kvl_buffer_new(kvl_test_device, owner, -1, KVL_MEM_SCRATCH, n * sizeof(float), true, out));
+    if (values != NULL) assert_ok(kvl_buffer_write(*out, 0, n * sizeof(float), values));
+}
+
 /* Rows of a test's table to run: those whose text has $KVLAB_TEST_ROWS in it; all if it is unset. */
 static inline bool kvl_row_is_wanted(const char *text)
 {

@@ -54,10 +54,9 @@ static void open_bench(struct bench *b, const char *spec, kvl_table_loader table
     assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &plan));
     assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &b->plan));
     assert_ok(kvl_cache_new(kvl_test_device, &plan, &b->cache));
-    assert_ok(kvl_buffer_new(kvl_test_device, "stage", -1, KVL_MEM_SCRATCH, u * (q_row(b) + 2 * kv_row(b)) * sizeof(float), true, &b->stage));
-    assert_ok(kvl_buffer_new(kvl_test_device, "rotary", -1, KVL_MEM_SCRATCH, angles * sizeof(float), true, &b->rotary));
-    assert_ok(kvl_buffer_write(b->rotary, 0, angles * sizeof(float), b->angles));
-    assert_ok(kvl_buffer_new(kvl_test_device, "out", -1, KVL_MEM_SCRATCH, q_row(b) * sizeof(float), true, &b->out));
+    kvl_new_float_buffer("stage", u * (q_row(b) + 2 * kv_row(b)), NULL, &b->stage);
+    kvl_new_float_buffer("rotary", angles, b->angles, &b->rotary);
+    kvl_new_float_buffer("out", q_row(b), NULL, &b->out);
 }
 
 static void close_bench(struct bench *b)

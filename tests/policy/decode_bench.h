@@ -56,10 +56,9 @@ static void open_bench(struct bench *b, const char *spec)
     assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &plan));
     assert_ok(kvl_cache_plan_make(&b->dims, &b->config, &limits, &b->plan));
     assert_ok(kvl_cache_new(kvl_test_device, &plan, &b->cache));
-    assert_ok(kvl_buffer_new(kvl_test_device, "stage", -1, KVL_MEM_SCRATCH, (q_row(b) + 2 * kv_row(b)) * sizeof(float), true, &b->stage));
-    assert_ok(kvl_buffer_new(kvl_test_device, "rotary", -1, KVL_MEM_SCRATCH, ((uint64_t)b->n_tokens * b->rope_dim + 2) * sizeof(float), true, &b->rotary));
-    assert_ok(kvl_buffer_write(b->rotary, 0, ((uint64_t)b->n_tokens * b->rope_dim + 2) * sizeof(float), b->angles));
-    assert_ok(kvl_buffer_new(kvl_test_device, "out", -1, KVL_MEM_SCRATCH, q_row(b) * sizeof(float), true, &b->out));
+    kvl_new_float_buffer("stage", q_row(b) + 2 * kv_row(b), NULL, &b->stage);
+    kvl_new_float_buffer("rotary", (uint64_t)b->n_tokens * b->rope_dim + 2, b->angles, &b->rotary);
+    kvl_new_float_buffer("out", q_row(b), NULL, &b->out);
 }
 
 static void close_bench(struct bench *b)
