@@ -16,6 +16,9 @@ from pathlib import Path
 
 here = Path(__file__).resolve().parent
 root = here.parent.parent
+sys.path.append(str(here.parent))
+from run_files import run_files_in  # noqa: E402
+
 MODEL = root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 LEAST_RATIO = 0.05  # that the figure shows
 EQUAL = 1.01  # "equal bytes": the better cache reserves at most this much of the other one's
@@ -125,7 +128,7 @@ def read_runs(args):
     """{spec: row of runs.csv}; a spec that ran twice counts with more windows."""
     columns = {"kv": "config_kv_given", "ctx": "config_n_ctx", "windows": "quality_n_chunks", "kld": "quality_kld_mean", "kld_se_chunk": "quality_kld_se_chunk",
                "same_top1": "quality_same_top1", "ppl": "quality_ppl", "overflow": "quality_outlier_overflow", "device": "config_device", "git": "git"}
-    files = [str(path) for path in sorted(args.runs.glob("*.h5"))]
+    files = run_files_in(args.runs)
     runs = {}
     for number, wide in enumerate(csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines())):
         row = {"run": Path(wide["file"]).stem} | {name: wide[column] for name, column in columns.items()} | {"number": number}

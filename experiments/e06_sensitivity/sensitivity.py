@@ -19,6 +19,8 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 root = here.parent.parent
 sys.path.append(str(here.parent))
+from run_files import run_files_in  # noqa: E402
+
 MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 LAYERS, HEADS = 30, 3
 CODEC = "kivi(bits={},residual=0)"
@@ -51,7 +53,7 @@ def read_csv(path):
 
 
 def runs_of(args, folder):
-    files = [str(path) for path in sorted((root / folder).glob("*.h5"))]
+    files = run_files_in(folder)
     return [{"run": Path(facts["file"]).stem} | facts for facts in csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines())]
 
 

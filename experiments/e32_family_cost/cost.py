@@ -68,8 +68,6 @@ def collect(args):
     the same windows, with half their 95 % intervals."""
     import paired
     runs = paired.read_runs(args.kvlab, args.runs, key=lambda facts: (facts["config_model"].removeprefix("family "), facts["config_kv_given"]))
-    if not runs:
-        return
     subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *(args.runs / f"{run['run']}.h5" for run in runs.values())], check=True)
     rows = []
     for (model, kv), run in sorted(runs.items()):
