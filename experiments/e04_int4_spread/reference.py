@@ -29,8 +29,8 @@ class Reference:
     @torch.no_grad()
     def log_probabilities(self, ids, store):
         self.store = store
-        logits = self.model(torch.from_numpy(ids)[None], use_cache=False).logits[0, len(ids) // 2:len(ids) - 1]
-        return logits.double().log_softmax(-1).numpy()
+        logits = self.model(torch.from_numpy(ids)[None], use_cache=False, logits_to_keep=len(ids) - len(ids) // 2).logits
+        return logits[0, :-1].double().log_softmax(-1).numpy()
 
 
 def main():

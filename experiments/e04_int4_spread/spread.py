@@ -118,8 +118,18 @@ def scores(log_probabilities, base, right):
             float((base.argmax(axis=-1) == log_probabilities.argmax(axis=-1)).mean()))
 
 
+def rows_of(runs, i, window):
+    base, rows = None, []
+    for program, log_probabilities, kv in runs:
+        found = log_probabilities(window, CACHES[kv])
+        base = found if base is None else base
+        rows.append((program, kv, i, *scores(found, base, window[len(window) // 2 + 1:])))
+        print("{:<16} {:<5} window {:3}  nll {:.5f}  KLD {:.5f}  same top-1 {:.4f}".format(*rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
 def measure(args, name, runs):
-    """runs: [(program, its log_probabilities, cache)], the f16 cache that others are compared with first. A run file named `name` and the time."""
+    """runs: [(program, its log_probabilities, cache)], the f16 cache that others are compared with first. A run file named `name` and the time; ctrl-c keeps whole windows."""
     sys.path.append(str(HERE.parent / "peers"))
     from runfile import RunFile
     ids = np.loadtxt(args.ids, dtype=np.int64, max_rows=args.ctx * args.chunks)
@@ -128,13 +138,11 @@ def measure(args, name, runs):
     config = {"command": f"e04_int4_spread {name}", "model": args.model.name, "n_ctx": args.ctx, "chunks": args.chunks}
     with RunFile(str(ROOT / "runs" / HERE.name / time.strftime(f"{name}-%Y%m%d-%H%M%S.h5", time.gmtime())), "nll of windows with a fake-quantized cache", config) as file:
         rows = []
-        for i, window in enumerate(ids.reshape(args.chunks, args.ctx)):
-            base = None
-            for program, log_probabilities, kv in runs:
-                found = log_probabilities(window, CACHES[kv])
-                base = found if base is None else base
-                rows.append((program, kv, i, *scores(found, base, window[args.ctx // 2 + 1:])))
-                print("{:<16} {:<5} window {:3}  nll {:.5f}  KLD {:.5f}  same top-1 {:.4f}".format(*rows[-1]), file=sys.stderr, flush=True)
+        try:
+            for i, window in enumerate(ids.reshape(args.chunks, args.ctx)):
+                rows += rows_of(runs, i, window)
+        except KeyboardInterrupt:
+            print(f"stopped: {len(rows) // len(runs)} windows are kept", file=sys.stderr)
         file.table("windows", COLUMNS, rows)
     print(file.path)
 
