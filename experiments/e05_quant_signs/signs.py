@@ -139,7 +139,10 @@ def read_runs(args):
     chunks = list(csv.DictReader(kvlab(args, "log", "export", "--csv", "--table", "quality", *files).splitlines()))
     by_number = {row.pop("number"): row for row in runs.values()}
     chunks = [c for c in chunks if int(c["run"]) in by_number]
-    write_csv(args.out / "chunks.csv", [{"run": by_number[int(c["run"])]["run"]} | {name: c[name] for name in ("chunk", "kld", "nll", "nll_base")} for c in chunks])
+    write_csv(args.out / "chunks.csv", [{"run": by_number[int(c["run"])]["run"]} | {name: c[name] for name in ("chunk", "kld", "nll", "nll_base", "same_top1")} for c in chunks])
+    for row in runs.values():
+        same = [float(c["same_top1"]) for c in chunks if by_number[int(c["run"])] is row]
+        row["same_top1_se_chunk"] = statistics.stdev(same) / len(same) ** 0.5
     write_csv(args.out / "runs.csv", list(runs.values()))
     for c in chunks:
         by_number[int(c["run"])].setdefault("chunks", {})[c["chunk"]] = float(c["kld"])
@@ -153,13 +156,13 @@ def compare(args, runs, better, other):
     words = {"lower": "holds", "higher": "reversed"}
     common = [(b["chunks"][chunk], a["chunks"][chunk]) for chunk in a["chunks"] if chunk in b["chunks"]]
     mean_b, mean_a = (statistics.fmean(column) for column in zip(*common))
-    return {"better": better, "other": other, "kld_better": mean_b, "kld_other": mean_a, "difference": found["difference"], "low": found["low"],
+    return {"run": f"{b['run']} {a['run']}", "better": better, "other": other, "kld_better": mean_b, "kld_other": mean_a, "difference": found["difference"], "low": found["low"],
             "high": found["high"], "windows": found["n"], "bytes_better": b["resident_bytes_4096"], "bytes_other": a["resident_bytes_4096"],
             "verdict": words.get(found["verdict"], found["verdict"])}
 
 
 def judge(args, runs):
-    rows, none = [], dict.fromkeys(["better", "other", "kld_better", "kld_other", "difference", "low", "high", "windows", "bytes_better", "bytes_other"], "")
+    rows, none = [], dict.fromkeys(["run", "better", "other", "kld_better", "kld_other", "difference", "low", "high", "windows", "bytes_better", "bytes_other"], "")
     for sign, where, bits, better, other, larger, marks in SIGNS:
         missing = [spec for spec in (better, other) if spec not in runs]
         if missing:

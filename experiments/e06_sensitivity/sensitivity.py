@@ -164,7 +164,7 @@ def table(args):
         rows.append({"run": run["run"], "against": uniform["run"], "cache": name, "kld": run["quality_kld_mean"], "kld_se_chunk": run["quality_kld_se_chunk"], "difference": found["difference"], "low": found["low"],
                      "high": found["high"], "windows": found["n"], "verdict": found["verdict"], "resident_bytes_4096": size, "git": run["git"], "kv": spec})
         difference = f"{found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]" if run is not uniform else ""
-        print(f"| {name} | {float(run['quality_kld_mean']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
+        print(f"| {name} | {float(run['quality_kld_mean']):.4f} +- {float(run['quality_kld_se_chunk']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
     write_csv(here / "mix.csv", rows)
 
 
