@@ -17,7 +17,7 @@ SCORES = {"observed": "observed", "critical": f"critical(of={SNAPKV})", "chunk":
           "noncausal": "noncausal"}
 POLICIES = {name: (score, "uniform", {}) for name, score in {**CONTROLS, **SCORES, "oracle": "oracle"}.items()}
 PAIRS = [*[(name, "recency") for name in (*SCORES, "h2o", "snapkv", "oracle", "quantized")], *[(name, "quantized") for name in SCORES], *[(name, "oracle") for name in SCORES],
-         ("critical", "snapkv"), ("chunk", "snapkv"), ("kvzip", "snapkv"), ("kvzip", "h2o"), ("observed", "h2o")]
+         *[(name, "snapkv") for name in ("critical", "chunk", "kvzip", "lagkv", "cur")], ("kvzip", "h2o"), ("observed", "h2o")]
 
 if __name__ == "__main__":
     Ranking(HERE, POLICIES, PAIRS).main(__doc__)
