@@ -132,6 +132,8 @@ def measure(args, name, runs):
     """runs: [(program, its log_probabilities, cache)], the f16 cache that others are compared with first. A run file named `name` and the time; ctrl-c keeps whole windows."""
     sys.path.append(str(HERE.parent / "peers"))
     from runfile import RunFile
+    if args.chunks < 1 or args.ctx < 4:
+        sys.exit("--chunks: at least 1, --ctx: at least 4")
     ids = np.loadtxt(args.ids, dtype=np.int64, max_rows=args.ctx * args.chunks)
     if len(ids) < args.ctx * args.chunks:
         sys.exit(f"{args.ids}: {len(ids)} tokens, {args.chunks} windows of {args.ctx} need {args.ctx * args.chunks}")

@@ -65,6 +65,8 @@ def main():
     parser.add_argument("--out", type=Path, default=here / "golden.csv")
     parser.add_argument("--golden", type=Path, default=Path(os.environ.get("KVLAB_GOLDEN", root / "../shared/golden")), help="folder of codecs.md")
     args = parser.parse_args()
+    if not (args.golden / "codecs.md").exists():
+        sys.exit(f"golden.py: no {args.golden}/codecs.md: the golden folder is not part of the repository; --golden says where it is")
     golden = golden_rows(args.golden / "codecs.md")
     if missing := ROWS.keys() - golden.keys():
         sys.exit(f"{args.golden}/codecs.md: no row {', '.join(missing)}")
