@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """spread.py's windows by Hugging Face transformers in float32, keys (after RoPE) and values through the same codes: the reference of the root README's table.
 
-    experiments/e04_int4_spread/reference.py M.gguf ids.txt [--chunks 40]        runs/e04_int4_spread/transformers-*.h5
+    experiments/e04_int4_spread/reference.py [M.gguf [ids.txt]] [--chunks 40]        runs/e04_int4_spread/transformers-*.h5
 
 Needs torch and transformers besides what spread.py needs.
 """

@@ -57,10 +57,10 @@ def pair_rows(found):
     for (one, a), (other, b) in itertools.combinations(found.items(), 2):
         if one[0] == other[0]:
             windows = paired.common_windows(a, b)
-            x = paired.column(a, "nll", windows) - paired.column(b, "nll", windows)
-            kld = paired.interval(paired.column(a, "kld", windows) - paired.column(b, "kld", windows)) if one[0] != "f16" else dict.fromkeys(("mean", "low", "high"), "")
-            yield {"run": f"{a['run']} {b['run']}", "kv": one[0], "a": one[1], "b": other[1], "windows": len(windows), **{k: paired.interval(x)[k] for k in ("mean", "low", "high")},
-                   "sd": x.std(ddof=1), "relative_ppl": x.std(ddof=1) / np.sqrt(len(x)), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}}
+            nll, kld = (paired.column(a, name, windows) - paired.column(b, name, windows) for name in ("nll", "kld"))
+            sd, intervals = nll.std(ddof=1), {"": paired.interval(nll), "kld_": paired.interval(kld)}
+            yield {"run": f"{a['run']} {b['run']}", "kv": one[0], "a": one[1], "b": other[1], "windows": len(windows), "sd": sd, "relative_ppl": sd / np.sqrt(len(windows)),
+                   **{name + k: x[k] for name, x in intervals.items() for k in ("mean", "low", "high")}}
 
 
 def main():

@@ -3,14 +3,14 @@
 
 Independent of kvlab: a llama forward pass in numpy on the dequantized weights. Needs numpy, h5py and the gguf package.
 
-    build/kvlab tokenize -m M.gguf -f data/text/wiki.test.raw > ids.txt
-    experiments/e04_int4_spread/spread.py M.gguf ids.txt [--chunks 40] [--orders 3]       runs/e04_int4_spread/numpy-*.h5
+    experiments/e04_int4_spread/spread.py [M.gguf [ids.txt]] [--chunks 40] [--orders 3]       runs/e04_int4_spread/numpy-*.h5
 
 An order is a seed: the channels of the residual stream and of every feed-forward block are renamed by a random permutation. That is the same function,
 and every sum over channels adds its terms in another order. Order 0 is the file's own. The float64 run stands for exact sums; KLD and top-1 are against the f16 cache in float32.
 reference.py does the same with Hugging Face transformers; report.py makes tables of both.
 """
 import argparse
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -105,11 +105,21 @@ COLUMNS = [("program", "1", "what computed it"), ("kv", "1", "cache"), ("window"
 
 def parse_arguments(about):
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("ids", type=Path, help="token ids, one a line")
+    parser.add_argument("model", type=Path, nargs="?", default=ROOT / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("ids", type=Path, nargs="?", help="token ids, one a line (default: those that kvlab tokenize makes of data/text/wiki.test.raw)")
+    parser.add_argument("--kvlab", default=ROOT / "build/kvlab")
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--chunks", type=int, default=40)
     return parser
+
+
+def read_ids(args):
+    words = args.ids.read_text() if args.ids else subprocess.run([args.kvlab, "tokenize", "-m", args.model, "-f", ROOT / "data/text/wiki.test.raw"], check=True,
+                                                                  stdout=subprocess.PIPE, text=True).stdout
+    ids = np.array(words.split()[:args.ctx * args.chunks], dtype=np.int64)
+    if len(ids) < args.ctx * args.chunks:
+        sys.exit(f"{len(ids)} tokens, {args.chunks} windows of {args.ctx} need {args.ctx * args.chunks}")
+    return ids.reshape(args.chunks, args.ctx)
 
 
 def scores(log_probabilities, base, right):
@@ -134,14 +144,12 @@ def measure(args, name, runs):
     from runfile import RunFile
     if args.chunks < 1 or args.ctx < 4:
         sys.exit("--chunks: at least 1, --ctx: at least 4")
-    ids = np.loadtxt(args.ids, dtype=np.int64, max_rows=args.ctx * args.chunks)
-    if len(ids) < args.ctx * args.chunks:
-        sys.exit(f"{args.ids}: {len(ids)} tokens, {args.chunks} windows of {args.ctx} need {args.ctx * args.chunks}")
+    windows = read_ids(args)
     config = {"command": f"e04_int4_spread {name}", "model": args.model.name, "n_ctx": args.ctx, "chunks": args.chunks}
     with RunFile(str(ROOT / "runs" / HERE.name / time.strftime(f"{name}-%Y%m%d-%H%M%S.h5", time.gmtime())), "nll of windows with a fake-quantized cache", config) as file:
         rows = []
         try:
-            for i, window in enumerate(ids.reshape(args.chunks, args.ctx)):
+            for i, window in enumerate(windows):
                 rows += rows_of(runs, i, window)
         except KeyboardInterrupt:
             print(f"stopped: {len(rows) // len(runs)} windows are kept", file=sys.stderr)
