@@ -3,6 +3,7 @@
 
     experiments/e21_quest/pages.py             runs/e21_quest -> caches.csv, pages.csv, pages.md (needs numpy, scipy)
     experiments/e21_quest/pages.py --figure    caches.csv -> pages.svg (needs matplotlib too)
+    --runs runs/e21_large --out experiments/e21_quest/large    the same of large.yaml
 """
 import csv
 import re
@@ -14,7 +15,7 @@ sys.path.insert(0, str(HERE.parent))
 import paired  # noqa: E402
 
 DENSE = " @0-1 keep=none budget=none"
-TOKENS = (64, 128, 256)
+TOKENS = (64, 128, 256, 512)
 PAGES = {n: f"read=pages(tokens={n},dense=2)" for n in TOKENS}
 NEWEST = {n: f"keep=streaming(sink=4) budget=uniform(tokens={n}) when=full{DENSE}" for n in TOKENS}
 ORACLE = {n: f"keep=oracle budget=uniform(tokens={n}){DENSE}" for n in TOKENS}
