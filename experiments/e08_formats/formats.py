@@ -16,7 +16,7 @@ CONTROLS = HERE.parent / "e07_controls/controls.csv"
 FORMATS = ("int8", "q8_0", "fp8_e4m3", "fp8_e5m2", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "int4(group=32)", "int4")
 # (A, B): the KLD of A less that of B
 PAIRS = [("q8_0", "int8"), ("fp8_e4m3", "int8"), ("fp8_e5m2", "fp8_e4m3"), ("q5_1", "q5_0"), ("q4_1", "q4_0"), ("iq4_nl", "q4_0"), ("int4(group=32)", "q4_1"), ("int4", "q4_0"),
-         ("q5_0", "fp8_e5m2")]
+         ("q5_1", "fp8_e5m2"), ("q5_0", "fp8_e5m2"), ("iq4_nl", "int4")]
 
 
 def summaries(runs):
@@ -71,7 +71,7 @@ def draw(args):
         axes.errorbar(x, y, [[y - float(row["kld_low"])], [float(row["kld_high"]) - y]], fmt="P" if row["format"].startswith("int") else "o",
                       color="#D55E00" if row["format"].startswith("int") else "#0072B2", capsize=2, linewidth=1,
                       label={"int8": "integers, one or two groups a head (control)", "q8_0": "other formats"}.get(row["format"]))
-        axes.annotate(row["format"], (x, y), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
+        axes.annotate(row["format"], (x, y), xytext=(6, 8 if "(" in row["format"] else 0), textcoords="offset points", fontsize=8, va="center")
     axes.set(yscale="log", xlabel="bytes a token (of 23,040 in 16 bits)", ylabel="KLD to f16, nats a token (95 %)")
     axes.margins(x=0.1)
     axes.grid(alpha=0.3)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What papers on eviction and on reading few tokens claim, and what was measured here: evict.csv, from the tables of e21, e22, e23 and e25 (their scripts write them)."""
+"""What papers on eviction and on reading few tokens claim, and what was measured here: evict.csv, from the tables of e21 to e25 (their scripts write them)."""
 import csv
 import sys
 from pathlib import Path
@@ -80,4 +80,12 @@ def sums():
                           {"more than the sum": "not"}.get(r["verdict"], "reproduced"), r["run"])
 
 
-paired.write_csv(HERE / "evict.csv", [*(claim for experiment, claims in RANKS.items() for claim in ranks(experiment, claims)), *sums(), *pages()])
+def needles():
+    for r in rows_of("e24_recall", "needle.csv"):
+        if (r["policy"], r["question"], r["scored"]) == ("snapkv", "seen", "yes"):
+            found = {"paper": "SnapKV (2404.14469)", "claim": f"a pass key is found as with the whole cache where the prompt ends with the question (0.5 of 256 tokens removed, key at {float(r['depth']):g})"}
+            yield {**found, "model": MODEL, "experiment": "e24_recall", "measured": f"{float(r['exact']):.2f} of {r['sequences']} (whole cache {float(r['exact_whole']):.2f})",
+                   "interval": f"[{float(r['low']):.2f}, {float(r['high']):.2f}]", "verdict": "not" if float(r["high"]) < float(r["exact_whole"]) else "reproduced", "run": r["run"]}
+
+
+paired.write_csv(HERE / "evict.csv", [*(claim for experiment, claims in RANKS.items() for claim in ranks(experiment, claims)), *sums(), *pages(), *needles()])
