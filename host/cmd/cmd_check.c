@@ -76,7 +76,7 @@ const struct kvl_command kvl_cmd_check = {
     .summary = "compare a device with the C references: codecs, attention, weights",
     .words = "[CODEC...]",
     .details = "With names only these codecs are checked. Each line: verdict, largest difference found and allowed, what was compared. Exit code 3 if anything differs.\n"
-               "Kernels are compiled once and then taken from $KVLAB_CACHE_DIR (PoCL: from its own cache).\n"
+               "Kernels are compiled once and then taken from $KVLAB_CACHE_DIR.\n"
                "\n"
                "  kvlab check --device gpu\n"
                "  kvlab check --plugin ./bf16.so bf16",
