@@ -56,7 +56,7 @@ static kvl_status add_file(struct kvl_runtable *table, const char *path, const c
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
-    KVL_TRY(kvl_runfile_read(path, group ? KVL_RUNTABLE_VALUES : 0, &tree));
+    KVL_TRY(kvl_run_read(path, group ? KVL_RUNTABLE_VALUES : 0, &tree));
     KVL_TRY(group ? kvl_runtable_add_rows(table, group, run, tree) : kvl_runtable_add_run(table, path, tree));
 done:
     cJSON_Delete(tree);

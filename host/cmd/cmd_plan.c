@@ -144,6 +144,7 @@ static void keep_one_side(struct kvl_footprint *one)
         if (c != KVL_MEM_SCRATCH) one->bytes[c] /= KVL_SIDES;
     one->bytes_per_token /= KVL_SIDES;
     one->resident /= KVL_SIDES;
+    one->peak /= KVL_SIDES;
     one->token_read /= KVL_SIDES;
 }
 

@@ -203,6 +203,7 @@ static kvl_status diff_column(const cJSON *a, const cJSON *b, const char *name, 
     number.tested = true;
     number.difference = kvl_t_interval(&difference);
     number.verdict = kvl_verdict_of(&number.difference);
+    if (difference.n < KVL_ENOUGH_CHUNKS) number.difference.low = number.difference.high = NAN; /* so few say nothing of the spread */
     number.largest = largest;
     return add_number(&out->quality, &number);
 }
