@@ -6,6 +6,8 @@
 #include "mem.h"
 #include "plan_report.h"
 #include "registry.h"
+#include "rundiff.h"
+#include "runfile.h"
 #include "runrecord.h"
 #include "slurm.h"
 #include "sweep.h"
@@ -669,10 +671,29 @@ done:
     return status;
 }
 
+/* A cell is done whatever program did it. Some cells, spread over the grid, tell whether that was this one. */
+static void note_other_programs(const struct run *run)
+{
+    enum { MOST_LOOKED_AT = 16 };
+    const size_t step = run->sweep.n / MOST_LOOKED_AT + 1;
+    for (size_t i = 0; i < run->sweep.n && run->command; i += step) {
+        char path[4096];
+        cJSON *tree = NULL;
+        if (run->sweep.cell[i].state != KVL_CELL_DONE_BEFORE || kvl_sweep_path(&run->sweep, &run->sweep.cell[i], ".h5", path, sizeof path) != KVL_OK) continue;
+        const char *revision = kvl_runfile_read(path, 0, &tree) == KVL_OK ? kvl_run_text(tree, "", "git") : NULL;
+        const bool other = revision && strcmp(revision, kvl_revision) != 0;
+        if (other) kvl_warn("%s is of revision %s, this program is %s: cells that are done are not run again for that; remove their run files for it", path, revision, kvl_revision);
+        kvl_error_clear();
+        cJSON_Delete(tree);
+        if (other) return;
+    }
+}
+
 static kvl_status run_grid(struct run *run)
 {
     kvl_status status = KVL_OK;
     KVL_TRY(prepare(run));
+    note_other_programs(run);
     if (run->args->slurm && !run->args->dry_run) return submit(run);
     if (!run->args->dry_run) status = run_waiting(run);
     const kvl_status printed = print_result(run);
@@ -738,8 +759,9 @@ const struct kvl_command kvl_cmd_sweep = {
         "    - {kv: int2 tail=64, ctx: 1024}    # fixes two values, stands for the product of the rest; {} is the whole product\n"
         "\n"
         "A cell's run file is named by the hash of what the cell resolves to: every option, defaults included, models and texts\n"
-        "by their content. So a second call runs only what is missing, failed or changed; a kill loses the running cell, no more;\n"
-        "and any number of sweeps may work on one folder together. <id>.log of a failed cell says why.\n"
+        "by their content. So a second call runs only what is missing, failed or changed (of done cells that another revision of\n"
+        "the program made it warns); a kill loses the running cell, no more; and any number of sweeps may work on one folder\n"
+        "together. <id>.log of a failed cell says why.\n"
         "\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --dry-run\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --jobs 2\n"

@@ -20,7 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-extern const char kvl_revision[]; /* of scripts/revision.cmake */
 
 /* A table of one column gets as many rows a batch as others have cells, or so. */
 enum { BATCH_ROWS = 256, NARROW_BATCH_ROWS = 16 * BATCH_ROWS, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };

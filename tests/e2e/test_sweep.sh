@@ -186,4 +186,10 @@ sweep 3 0 3 1 0 grid.yaml
 for file in runs/t/*.h5; do "$program" log show --json "$file" >show.json && [[ $(get show.json 'r["status"]') == complete ]] || fail "$file"; done
 [[ $(get show.json '"--output runs/t/" in r["command_line"]') == True ]] || fail "the run file does not say its command"
 sweep 3 3 0 1 0 grid.yaml
+! grep -q 'is of revision' err || fail "the same program: $(cat err)"
+if python3 -c 'import h5py' 2>/dev/null; then # cells of another program are done, and named
+    for file in runs/t/*.h5; do python3 -c 'import h5py, numpy, sys; h5py.File(sys.argv[1], "r+").attrs["git"] = numpy.bytes_("0123456789ab")' "$file"; done
+    sweep 3 3 0 1 0 grid.yaml
+    [[ $(grep -c 'is of revision 0123456789ab, this program is' err) == 1 ]] || fail "another program: $(cat err)"
+fi
 [[ $(get sweep.json '[c["error"] for c in r["cells"] if c["status"] == "failed"]') == *"group"* ]] || fail "the failing cell: $(cat sweep.json)"
