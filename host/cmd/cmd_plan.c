@@ -338,7 +338,7 @@ done:
 /* clang-format off */
 static const struct kvl_opt options[] = {
     {.name = "model", .letter = 'm', .type = KVL_OPT_TEXT, .offset = AT(model), .metavar = "MODEL",
-     .help = "a GGUF file, or the name of a public model (see --models)"},
+     .help = "a GGUF file, or a public model by its name or source (see --models)"},
     {.name = "models", .type = KVL_OPT_FLAG, .offset = AT(models), .help = "list the public models and where their dimensions are from"},
     {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
     {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",

@@ -90,6 +90,9 @@ for name in $names; do
     grep -qF "\"$name\"" <("$program" plan -m "$name" -c 64 --json) || fail "plan -m $name"
 done
 
+is 'r["model"]' llama-3-70b -m Llama-3-70B -c 64
+is 'r["model"]' llama-3-70b -m meta-llama/Meta-Llama-3-70B -c 64
+
 # --- refusals ---
 refused 2 'neither a file nor one of the public models' -m nothing-like-it -c 64
 refused 2 'did you mean "llama-3-70b"?' -m llama3-70b -c 64

@@ -245,18 +245,24 @@ const speeds = rows.flatMap((row) => {
   if (own !== undefined) tests.push({ row, file: row.name, kv: row.label, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
   return tests;
 });
+// The lines of a kind of test, [name, speeds]: of what was run at more than one context.
+function linesOf(kind) {
+  const of = speeds.filter((one) => one.kind === kind), runs = of.map((one) => one.row), lines = new Map();
+  for (const one of of) {
+    const name = calledAmong(runs, one.row);
+    lines.set(name, [...(lines.get(name) ?? []), one]);
+  }
+  return [...lines].filter(([, line]) => new Set(line.map((one) => one.context)).size > 1);
+}
 function drawSpeed() {
   const section = document.getElementById("speed");
-  const kinds = [...new Set(speeds.map((s) => s.kind))].filter((kind) => new Set(speeds.filter((s) => s.kind === kind).map((s) => s.context)).size > 1);
+  const kinds = [...new Set(speeds.map((s) => s.kind))].filter((kind) => linesOf(kind).length);
   if (kinds.length === 0) return void (section.hidden = true);
   let kind = kinds[0];
   const redraw = () => {
-    const series = new Map(), shownNow = speeds.filter((one) => one.kind === kind), runs = shownNow.map((one) => one.row), devices = new Set(shownNow.map((one) => one.device));
-    for (const s of shownNow) {
-      const name = calledAmong(runs, s.row);
-      series.set(name, [...(series.get(name) ?? []), { x: s.context, y: s.tokens_per_s, se: s.sd }]);
-    }
-    const sets = [...series].map(([label, data], i) => ({ label, data: data.sort((a, b) => a.x - b.x), showLine: true, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length] }));
+    const lines = linesOf(kind), runs = lines.flatMap(([, line]) => line.map((one) => one.row)), devices = new Set(runs.map((row) => row.config_device));
+    const sets = lines.map(([label, line], i) => ({ label, data: line.map((one) => ({ x: one.context, y: one.tokens_per_s, se: one.sd })).sort((a, b) => a.x - b.x), showLine: true,
+      borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length] }));
     document.getElementById("device").textContent = devices.size === 1 ? `Device: ${[...devices][0]}.` : "";
     repeat(section, [...new Set(runs)]);
     draw(section, sets, fromZero(scale("tokens in the cache")), fromZero(scale("tokens a second")), (point, set) => `${set.label}: ${shown(point.y)} tokens/s at ${point.x}`);
