@@ -237,12 +237,12 @@ function drawQuality() {
 const phases = { pp: "prefill of", tg: "decode of" };
 const speeds = rows.flatMap((row) => {
   const tests = column(row.tree, "/bench", "test").map((test, i) => ({
-    row, file: row.name, kv: row.label, device: row.config_device, test, kind: test.replace(/@.*/, "").replace(/^(pp|tg)(\d+)/, (_, phase, n) => `${phases[phase]} ${n}`),
+    row, file: row.name, kv: row.label, model: row.config_model, device: row.config_device, test, kind: test.replace(/@.*/, "").replace(/^(pp|tg)(\d+)/, (_, phase, n) => `${phases[phase]} ${n}`),
     context: column(row.tree, "/bench", "depth")[i], tokens_per_s: column(row.tree, "/bench", "tokens_per_s")[i],
     sd: column(row.tree, "/bench", "sd")[i], repetitions: column(row.tree, "/bench", "repetitions")[i],
   }));
   const own = row.quality_prefill_tokens_per_s;
-  if (own !== undefined) tests.push({ row, file: row.name, kv: row.label, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
+  if (own !== undefined) tests.push({ row, file: row.name, kv: row.label, model: row.config_model, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
   return tests;
 });
 // The lines of a kind of test, [name, speeds]: of what was run at more than one context.
@@ -382,7 +382,7 @@ table("runs", [["name", "run file"], ["config_command", "command", true], ["labe
   ["memory_bytes_per_token", "bytes/token"], ["memory_resident_bytes", "resident bytes"], ["quality_n_chunks", "chunks"], ["quality_ppl", "perplexity"], ["quality_ppl_se_chunk", "se (chunks)"],
   ["quality_kld_mean", "KLD"], ["quality_kld_se_chunk", "se (chunks)"], ["quality_same_top1", "same top 1"], ...(onlyNll ? [["quality_nll", "nll"]] : []), ["quality_recall_kept", "recall kept"],
   ["quality_needle_exact", "needles found"], ["quality_first_median", "tokens in common"], ["quality_tokens_per_s", "tokens/s"], ["git", "revision", true], ["status", "status", true]], rows);
-table("speeds", [["kv", "kv"], ["device", "device", true], ["test", "test", true], ["context", "context", true], ["tokens_per_s", "tokens/s"], ["sd", "sd"], ["repetitions", "repetitions", true], ["file", "run file"]], speeds);
+table("speeds", [["kv", "kv"], ["model", "model", true], ["device", "device", true], ["test", "test", true], ["context", "context", true], ["tokens_per_s", "tokens/s"], ["sd", "sd"], ["repetitions", "repetitions", true], ["file", "run file"]], speeds);
 table("kernels", [["name", "kernel"], ["phase", "phase", true], ["calls", "calls"], ["ns_sum", "ns"], ["bytes", "bytes"], ["flops", "operations"], ["gbps", "GB/s"], ["gflops", "GFLOP/s"], ["peak_share", "share of peak"], ["kv", "kv", true], ["device", "device", true], ["file", "run file", true]], kernels);
 document.querySelector("#provenance div").append(...rows.map((row) => element("details", {},
   element("summary", {}, `${row.name}: ${row.label}`), element("p", {}, element("code", {}, row.command_line)),
