@@ -53,6 +53,10 @@ grep -Eq '^nll .* [+-][0-9.e-]+, n 15: exploratory$' table && grep -Eq '^perplex
 [[ $(get diff.json '(r["quality"]["nll"]["n"], r["quality"]["nll"]["difference"], r["quality"]["nll"]["verdict"])') == "(5, 0, 'equal')" ]] || fail "the same: $(cat diff.json)"
 "$program" log diff --json runs/a.h5 runs/e.h5 >diff.json
 [[ $(get diff.json '(r["quality"], r["not_paired"])') == "({}, 'the runs have no chunk in common')" ]] || fail "no common chunk: $(cat diff.json)"
+# of a window of 64 tokens p1 scores 31, p3 as many as are asked for: other tokens
+"$program" eval ppl -m "$model" -f "$root/LICENSE" --protocol compress-then-score --context 48 --score 16 --chunks 17 -o other.h5 &>/dev/null || fail "p3"
+"$program" log diff --json runs/a.h5 other.h5 >diff.json
+[[ $(get diff.json 'r["quality"] == {} and r["not_paired"]') == "of chunk 0 A scores 31 tokens and B 16: "* ]] || fail "other tokens of a window: $(cat diff.json)"
 "$program" log diff --json runs/f.h5 runs/f.h5 >diff.json
 [[ $(get diff.json '[(k, v["verdict"], v["difference"]) for k, v in r["speed"].items()]') == "[('pp16', 'not resolved', 0), ('tg4', 'not resolved', 0)]" ]] || fail "bench: $(cat diff.json)"
 grep -q 'quality is not compared' <("$program" log diff runs/a.h5 runs/f.h5) || fail "a bench has no quality"
