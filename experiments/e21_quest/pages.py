@@ -3,6 +3,7 @@
 
     experiments/e21_quest/pages.py             runs/e21_quest -> caches.csv, pages.csv, pages.md (needs numpy, scipy)
     experiments/e21_quest/pages.py --figure    caches.csv -> pages.svg (needs matplotlib too)
+    --runs runs/e21_large --out experiments/e21_quest/large    the same of large.yaml
 """
 import csv
 import re
@@ -14,7 +15,7 @@ sys.path.insert(0, str(HERE.parent))
 import paired  # noqa: E402
 
 DENSE = " @0-1 keep=none budget=none"
-TOKENS = (64, 128, 256)
+TOKENS = (64, 128, 256, 512)
 PAGES = {n: f"read=pages(tokens={n},dense=2)" for n in TOKENS}
 NEWEST = {n: f"keep=streaming(sink=4) budget=uniform(tokens={n}) when=full{DENSE}" for n in TOKENS}
 ORACLE = {n: f"keep=oracle budget=uniform(tokens={n}){DENSE}" for n in TOKENS}
@@ -76,9 +77,10 @@ def draw(args):
                 x, y = [int(row[measure]) * 1e-6 for row in own], [float(row["kld_mean"]) for row in own]
                 axes.errorbar(x, y, [[m - float(row["kld_low"]) for m, row in zip(y, own)], [float(row["kld_high"]) - m for m, row in zip(y, own)]], fmt=shape, color=colour,
                               markersize=5, linewidth=1, capsize=2, label=kind if kind in ("pages", "pages, other") else f"{kind} (control)")
+                place = {"xytext": (-5, -9), "ha": "right"} if kind == "pages, other" else {"xytext": (5, 4)}
                 for row, point in zip(own, zip(x, y)):
-                    axes.annotate(re.sub(" and pages", "", row["tokens"]), point, xytext=(5, 4), textcoords="offset points", fontsize=7)
-        axes.set(xlabel=label, yscale="log", xlim=(0, None))
+                    axes.annotate(re.sub(" and pages", "", row["tokens"]), point, textcoords="offset points", fontsize=7, **place)
+        axes.set(xlabel=label, yscale="log", xlim=(0, 1.08 * axes.get_xlim()[1]))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("KLD to f16 that reads all, nats a token (95 %)")
     panels[1].legend(fontsize=8)
