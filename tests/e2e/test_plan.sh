@@ -113,14 +113,13 @@ else
     device=${KVLAB_DEVICE:-0}
     refused 4 'more than 16 buffers' -m llama-3.1-405b -c 10000000 --device "$device"
     is 'r["floor_ns"] * r["bandwidth_gbps"] / r["read_bytes"] > 0.99' True -m smollm2-135m -c 64 --device "$device" --measure
-    for name in tiny arch_gemma3 arch_cla arch_deepseek2; do
-        for kv in f16 "int8 sink=4 window=24" "int4 sink=4 tail=20"; do
-            "$program" eval ppl -m "$root/data/models/$name.gguf" -f "$root/LICENSE" -c 64 --chunks 1 --ubatch 1 --protocol p2 --kv "$kv" --device "$device" -o read.h5 &>err ||
-                fail "$name, $kv: $(cat err)"
-            read=$("$program" log show --json read.h5 | python3 -c 'import json, sys; print(json.load(sys.stdin)["/memory"]["token_read_bytes"])')
-            is 'r["read_bytes"] - r["bytes"]["weights"]' "$read" -m "$root/data/models/$name.gguf" -c 64 --ubatch 1 --kv "$kv" --device "$device"
-            rm read.h5
-        done
+    # what the newest token reads: of layers that slide, of a window, of layers that share, of latents
+    for run in "arch_gemma3 f16" "tiny int8 sink=4 window=24" "arch_cla f16" "arch_deepseek2 int4 sink=4 tail=20"; do
+        small=$root/data/models/${run%% *}.gguf kv=${run#* }
+        "$program" eval ppl -m "$small" -f "$root/LICENSE" -c 64 --chunks 1 --ubatch 1 --protocol p2 --kv "$kv" --device "$device" -o read.h5 &>err || fail "$run: $(cat err)"
+        read=$("$program" log show --json read.h5 | python3 -c 'import json, sys; print(json.load(sys.stdin)["/memory"]["token_read_bytes"])')
+        is 'r["read_bytes"] - r["bytes"]["weights"]' "$read" -m "$small" -c 64 --ubatch 1 --kv "$kv" --device "$device"
+        rm read.h5
     done
     for kv in f16 "int4 sink=4 tail=20"; do
         is 'r["weights_estimated"]' False -m "$model" -c 50 --kv "$kv" --ubatch 16 --device "$device"
