@@ -76,12 +76,18 @@ static size_t line_of(const char *text, const char *place)
     return line;
 }
 
+static bool in_comment(const char *text, const char *place)
+{
+    while (place > text && place[-1] != '\n' && *place != '#') place--;
+    return *place == '#';
+}
+
 /* The first "<key>:" of the text that is a key. */
 static const char *find_key(const char *text, const char *key)
 {
     const size_t size = strlen(key);
     for (const char *at = text; (at = strstr(at, key)) != NULL; at += size)
-        if ((at == text || strchr(" \t\n{,-\"'", at[-1])) && at[size + strspn(at + size, " \"'")] == ':') return at;
+        if ((at == text || strchr(" \t\n{,-\"'", at[-1])) && at[size + strspn(at + size, " \"'")] == ':' && !in_comment(text, at)) return at;
     return NULL;
 }
 

@@ -26,7 +26,7 @@ texts: [text]'
 cp "$root/data/models/tiny.gguf" m.gguf
 head -c 3000 "$root/LICENSE" >text
 printf '%s\nkvs: [f16]\n' "$head" >grid.yaml && refused 'grid.yaml: line 5: Unexpected key: kvs; did you mean kv' && grep -q 'legal are name command' err || fail "line: $(cat err)"
-printf 'model: [m.gguf]\n%s\n' "$head" >grid.yaml && refused 'grid.yaml: line 1: Unexpected key: model; did you mean models'
+printf '# model: the tiny one\nmodel: [m.gguf]\n%s\n' "$head" >grid.yaml && refused 'grid.yaml: line 2: Unexpected key: model; did you mean models'
 printf '%s\noptions: [--output=x.h5]\n' "$head" >grid.yaml && refused "are the sweep's"
 printf '%s\ncells: [{options: [--no-run-file]}]\n' "$head" >grid.yaml && refused "are the sweep's"
 printf '%s\nkv: {a: b}\n' "$head" >grid.yaml && refused "'kv' (line: 5"
