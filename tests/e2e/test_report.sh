@@ -133,6 +133,8 @@ try:
     # One that looks first sees the largest group; bars are inside the axis; lines join tests of one size.
     sizes = page.run("[...document.querySelector('#quality select').options].map((o) => +o.textContent.match(/\\((\\d+)\\)$/)[1])")
     assert sizes == [5, 1], sizes
+    named = page.run("[...document.querySelector('#quality select').options].map((o) => o.value)")
+    assert [re.sub("text [0-9a-f]{8}", "text", name) for name in named] == ["tiny, text, context 64, p1, 31 scored", "tiny, text, context 64, p3, 16 scored"], named
     page.run("(() => { const e = document.querySelectorAll('#quality select')[1]; e.value = 'quality_ppl'; e.dispatchEvent(new Event('change')); })()")
     ends = page.run("""(() => { const c = Chart.getChart(document.querySelector('#quality canvas'));
         return [c.scales.y.min, c.scales.y.max, ...c.data.datasets.flatMap((s) => s.data.flatMap((p) => p.se > 0 ? [p.y - p.se, p.y + p.se] : []))]; })()""")

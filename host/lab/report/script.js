@@ -194,7 +194,7 @@ const measures = [["quality_kld_mean", "KLD to the base, nat", "quality_kld_se_c
 function drawQuality() {
   const section = document.getElementById("quality");
   const scored = rows.filter((row) => row.quality_ppl !== undefined && row.per_token > 0);
-  const key = (row) => `${row.config_model}, ${setting(row, "config_text_sha256")}, context ${row.config_n_ctx}, ${row.config_protocol}`;
+  const key = (row) => `${row.config_model}, ${setting(row, "config_text_sha256")}, context ${row.config_n_ctx}, ${row.config_protocol}, ${Math.round(row.quality_n_tokens / row.quality_n_chunks)} scored`;
   const size = (name) => scored.filter((row) => key(row) === name).length;
   const groups = [...new Set(scored.map(key))].sort((a, b) => size(b) - size(a)); // who looks first sees the most
   if (groups.length === 0) return void (section.hidden = true);
