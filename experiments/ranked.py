@@ -21,11 +21,11 @@ def verdict(row, measure):
 def write_table(path, summary, rows):
     mib = lambda n: f"{int(n) / 2**20:.2f}"
     lines = ["<!-- ranking.py writes these tables -->",
-             f"nll - nll of the whole cache ({summary[0]['nll_base']:.4f}), by window, with its 95 % t-interval. MiB: resident at the end of a window of 512 tokens.", "",
+             f"nll - nll of the whole cache ({summary[0]['nll_base']:.4f}), by window. Intervals are 95 % t-intervals over windows, +- half of them. MiB: resident at the end of a window of 512 tokens.", "",
              "| removed | policy | MiB | nll - full | KLD | same top-1 | nll, tokens 1-16 | 17-64 |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     lines += [f"| {row['removed']} | {row['name']} | {mib(row['resident_bytes'])} | {row['delta_mean']:+.4f} [{row['delta_low']:+.4f}, {row['delta_high']:+.4f}] | "
-              f"{row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} | {row['nll_1_16']:.3f} | {row['nll_17_64']:.3f} |"
-              for row in summary]
+              f"{row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | "
+              + " | ".join(f"{row[name]:.3f} +- {row[name + '_half']:.3f}" for name in ("same_top1", *BINS)) + " |" for row in summary]
     lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows, each measure for itself). Negative: A is better.", "",
               "| removed | A - B | windows | nll | p | | KLD | p | |", "| ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"]
     cell = lambda row, m: (f"{row[m + '_mean']:+.4f} [{row[m + '_low']:+.4f}, {row[m + '_high']:+.4f}] | {row[m + '_p_holm']:.2g} | {row[m + '_verdict']}")
@@ -86,10 +86,11 @@ class Ranking:
             windows = paired.common_windows(run)
             base = paired.column(run, "nll_base", windows)
             delta, kld = paired.interval(paired.column(run, "nll", windows) - base), paired.interval(paired.column(run, "kld", windows))
+            others = {name: paired.interval(paired.column(run, name, windows)) for name in ("same_top1", *BINS)}
             yield {"name": name, "removed": removed, "kv": spec, "run": run["run"], "windows": len(windows), "resident_bytes": int(facts["memory_resident_bytes"]),
                    "slack_bytes": int(facts["memory_slack_bytes"]), "nll_base": base.mean(), **{f"delta_{k}": delta[k] for k in ("mean", "low", "high")}, "delta_half": delta["high"] - delta["mean"],
-                   **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}, "same_top1": paired.column(run, "same_top1", windows).mean(),
-                   **{name: paired.column(run, name, windows).mean() for name in BINS}}
+                   **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")}, "kld_half": kld["high"] - kld["mean"],
+                   **{name: x["mean"] for name, x in others.items()}, **{f"{name}_half": x["high"] - x["mean"] for name, x in others.items()}}
 
     def draw(self, args):
         number = lambda row, *names: [float(row[name]) for name in names]

@@ -26,10 +26,10 @@ def summaries(runs):
             continue
         run, facts = runs[name], runs[name]["facts"]
         windows = paired.common_windows(run)
-        kld = paired.interval(paired.column(run, "kld", windows))
+        kld, same = (paired.interval(paired.column(run, name, windows)) for name in ("kld", "same_top1"))
         delta = paired.interval(paired.column(run, "nll", windows) - paired.column(run, "nll_base", windows))
         yield {"run": run["run"], "format": name, "bytes_per_token": int(facts["memory_bytes_per_token"]), "windows": len(windows), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")},
-               "kld_half": kld["high"] - kld["mean"], "nll_more": delta["mean"], "nll_half": delta["high"] - delta["mean"], "same_top1": paired.column(run, "same_top1", windows).mean()}
+               "kld_half": kld["high"] - kld["mean"], "nll_more": delta["mean"], "nll_half": delta["high"] - delta["mean"], "same_top1": same["mean"], "same_top1_half": same["high"] - same["mean"]}
 
 
 def differences(runs):
@@ -48,7 +48,7 @@ def differences(runs):
 def write_table(path, summary, rows):
     lines = ["<!-- formats.py writes these tables -->", "KLD to f16 and nll minus that of f16, nats a token, with 95 % t-intervals over windows. Bytes a token: all layers, keys and values.", "",
              "| format | bytes a token | windows | KLD | nll - f16 | same top-1 |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-    lines += [f"| `{row['format']}` | {row['bytes_per_token']:,} | {row['windows']} | {row['kld_mean']:.5f} +- {row['kld_half']:.5f} | {row['nll_more']:+.5f} +- {row['nll_half']:.5f} | {row['same_top1']:.3f} |"
+    lines += [f"| `{row['format']}` | {row['bytes_per_token']:,} | {row['windows']} | {row['kld_mean']:.5f} +- {row['kld_half']:.5f} | {row['nll_more']:+.5f} +- {row['nll_half']:.5f} | {row['same_top1']:.3f} +- {row['same_top1_half']:.3f} |"
               for row in summary]
     lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "", "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |"]
     lines += [f"| `{row['a']}` | `{row['b']}` | {paired.show(row, 5)} | {row['p_holm']:.2g} | {row['verdict']} |" for row in rows]

@@ -36,9 +36,9 @@ def summaries(runs):
                 continue
             run, facts = runs[spec], runs[spec]["facts"]
             windows = paired.common_windows(run)
-            kld = paired.interval(paired.column(run, "kld", windows))
+            kld, same = (paired.interval(paired.column(run, name, windows)) for name in ("kld", "same_top1"))
             yield {"run": run["run"], "kind": kind, "tokens": what, "kv": spec, "windows": len(windows), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")},
-                   "kld_half": kld["high"] - kld["mean"], "same_top1": paired.column(run, "same_top1", windows).mean(), "read_bytes": int(facts["memory_token_read_bytes"]),
+                   "kld_half": kld["high"] - kld["mean"], "same_top1": same["mean"], "same_top1_half": same["high"] - same["mean"], "read_bytes": int(facts["memory_token_read_bytes"]),
                    "resident_bytes": int(facts["memory_resident_bytes"])}
 
 
@@ -58,7 +58,7 @@ def differences(runs):
 def write_table(path, summary, rows):
     lines = ["<!-- pages.py writes these tables -->", "KLD to f16 that reads all, nats a token, with its 95 % t-interval over windows. Read: bytes of the newest token's attention; held: resident bytes.", "",
              "| cache | tokens read | windows | KLD | same top-1 | read | held |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
-    lines += [f"| {row['kind']} | {row['tokens']} | {row['windows']} | {row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} | {row['read_bytes']:,} | "
+    lines += [f"| {row['kind']} | {row['tokens']} | {row['windows']} | {row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} +- {row['same_top1_half']:.3f} | {row['read_bytes']:,} | "
               f"{row['resident_bytes']:,} |" for row in summary]
     lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "",
               "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |"]
