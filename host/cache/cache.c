@@ -342,12 +342,6 @@ uint32_t kvl_cache_held(const struct kvl_cache *cache)
     return (uint32_t)(held / streams);
 }
 
-/* How far reading lags behind sealing: the read rule. */
-static uint32_t lag_of(const struct kvl_cache *cache, const struct kvl_side_plan *side)
-{
-    return cache->plan.config.protocol == KVL_P1_FAKE_QUANT ? side->tail : 0;
-}
-
 /* ---- launches ---- */
 
 enum { VIEW_ARGS = 17, MAX_ARGS = KVL_MAX_SLABS + VIEW_ARGS + 20 };
@@ -382,8 +376,8 @@ static void push_view_at(struct call *call, const struct kvl_cache *cache, uint3
     const struct kvl_side_plan *k = &layer->side[KVL_SIDE_K], *v = &layer->side[value], *paged = leader_of(cache, l)->side;
     const uint32_t stride = kvl_layer_projects(layer) ? kvl_records_row(&cache->plan, layer) : kvl_stage_row(&cache->plan.dims);
     const uint32_t view[VIEW_ARGS] = {
-        position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], lag_of(cache, k),
-        lag_of(cache, v), paged[KVL_SIDE_K].slots, paged[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
+        position, n, layer->sink, k->ring, v->ring, layer->window, cache->sealed[l][KVL_SIDE_K], cache->sealed[l][value], kvl_read_lag(&cache->plan, k),
+        kvl_read_lag(&cache->plan, v), paged[KVL_SIDE_K].slots, paged[KVL_SIDE_V].slots, n_splits, stride, (uint32_t)k->table_offset, (uint32_t)v->table_offset, 0,
     };
     for (size_t i = 0; i < VIEW_ARGS; i++) push(call, KVL_U32(view[i]));
 }
@@ -631,32 +625,21 @@ static bool chooses(const struct kvl_cache *cache, const struct kvl_layer_plan *
     return layer->pages.tokens != 0 && longest(cache, layer) + 1 > (uint32_t)layer->pages.tokens;
 }
 
-/* What the attention of one layer's next n tokens reads of one head, summed over the queries: the tokens each sees, and the bytes of their rows,
- * encoded or in full precision. */
+/* What the attention of one layer's next n tokens reads of one head, summed over the queries. */
 static struct kvl_cache_reads head_reads(const struct kvl_cache *cache, uint32_t l, uint32_t h, uint32_t n)
 {
     const struct kvl_layer_plan *layer = &cache->plan.layer[l];
     const uint32_t first = place_of(cache, l, h, cache->position);
     struct kvl_cache_reads reads = {0};
-    const int sides = kvl_sides(&cache->plan.dims);
-    uint32_t sealed[KVL_SIDES];
-    for (int s = 0; s < sides; s++)
+    uint32_t sealed[KVL_SIDES] = {0};
+    for (int s = 0; s < kvl_sides(&cache->plan.dims); s++)
         sealed[s] = cache->plan.evicts ? kvl_sealed_end(layer, &layer->side[s], first + n) : cache->sealed[l][s];
     const bool choosing = chooses(cache, layer);
     for (uint32_t p = first; p < first + n; p++) {
-        const struct kvl_page_count pages = choosing ? kvl_pages_read(layer, p + 1) : (struct kvl_page_count){0};
-        const uint64_t skipped = (uint64_t)(pages.whole - pages.read) * (uint32_t)layer->pages.size, before = reads.bytes;
-        const uint32_t slid = layer->window != 0 && p + 1 > layer->window ? p + 1 - layer->window : 0, start = max_u32(layer->sink, slid);
-        const uint64_t seen = min_u32(layer->sink, p + 1) + (p + 1 > start ? p + 1 - start : 0) - skipped;
-        reads.tokens += seen;
-        for (int s = 0; s < sides; s++) {
-            const struct kvl_side_plan *side = &layer->side[s];
-            const uint32_t lag = lag_of(cache, side), coded_end = p + 1 > lag ? min_u32(p + 1 - lag, sealed[s]) : 0;
-            const uint64_t coded = (coded_end > start ? coded_end - start : 0) - skipped;
-            reads.bytes += coded * side->token_bytes + (seen - coded) * side->exact_row_bytes;
-        }
-        reads.bytes += pages.whole * kvl_page_bound_bytes(layer);
-        reads.newest_bytes = reads.bytes - before;
+        const struct kvl_query_reads one = kvl_query_reads(&cache->plan, layer, sealed, choosing, p + 1);
+        reads.tokens += one.tokens;
+        reads.bytes += one.bytes;
+        reads.newest_bytes = one.bytes;
     }
     return reads;
 }

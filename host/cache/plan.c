@@ -134,6 +134,28 @@ struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_
 
 uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer) { return 2 * layer->side[KVL_SIDE_K].exact_row_bytes; }
 
+uint32_t kvl_read_lag(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side)
+{
+    return plan->config.protocol == KVL_P1_FAKE_QUANT ? side->tail : 0;
+}
+
+struct kvl_query_reads kvl_query_reads(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const uint32_t sealed[KVL_SIDES], bool choosing,
+                                       uint32_t end)
+{
+    const struct kvl_page_count pages = choosing ? kvl_pages_read(layer, end) : (struct kvl_page_count){0};
+    const uint64_t skipped = (uint64_t)(pages.whole - pages.read) * (uint32_t)layer->pages.size;
+    const uint32_t slid = layer->window != 0 && end > layer->window ? end - layer->window : 0, start = slid > layer->sink ? slid : layer->sink;
+    const uint32_t sinks = layer->sink < end ? layer->sink : end;
+    struct kvl_query_reads reads = {.tokens = sinks + (end > start ? end - start : 0) - skipped, .bytes = pages.whole * kvl_page_bound_bytes(layer)};
+    for (int s = 0; s < kvl_sides(&plan->dims); s++) {
+        const struct kvl_side_plan *side = &layer->side[s];
+        const uint32_t lag = kvl_read_lag(plan, side), past = end > lag ? end - lag : 0, coded_end = past < sealed[s] ? past : sealed[s];
+        const uint64_t coded = (coded_end > start ? coded_end - start : 0) - skipped;
+        reads.bytes += coded * side->token_bytes + (reads.tokens - coded) * side->exact_row_bytes;
+    }
+    return reads;
+}
+
 bool kvl_keeps_tail(const struct kvl_layer_plan *layer) { return layer->side[KVL_SIDE_K].ring != 0 || layer->side[KVL_SIDE_V].ring != 0; }
 
 bool kvl_keeps_exact(const struct kvl_layer_plan *layer) { return layer->sink != 0 || kvl_keeps_tail(layer); }

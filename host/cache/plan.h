@@ -218,6 +218,15 @@ struct kvl_page_count kvl_pages_read(const struct kvl_layer_plan *layer, uint32_
 uint32_t kvl_common_tokens(uint32_t a, uint32_t b);
 /* Bytes of the bounds of one page of a stream. */
 uint64_t kvl_page_bound_bytes(const struct kvl_layer_plan *layer);
+/* How far reading lags behind sealing: the read rule. */
+uint32_t kvl_read_lag(const struct kvl_cache_plan *plan, const struct kvl_side_plan *side);
+/* What one query reads of a head's sequence, with itself `end` tokens long, of which `sealed` of each side are sealed: the tokens it sees, and the bytes
+ * of their rows, encoded or in full precision; `choosing`, of the pages it chooses and of all bounds. */
+struct kvl_query_reads {
+    uint64_t tokens, bytes;
+};
+struct kvl_query_reads kvl_query_reads(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, const uint32_t sealed[KVL_SIDES], bool choosing,
+                                       uint32_t end);
 /* Whether a layer has rows in full precision beside the sinks; whether it has any. */
 bool kvl_keeps_tail(const struct kvl_layer_plan *layer);
 bool kvl_keeps_exact(const struct kvl_layer_plan *layer);

@@ -8,6 +8,7 @@
 #include "text.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct args {
@@ -49,8 +50,10 @@ static void print_diff(const char *path_a, const char *path_b, const struct kvl_
     if (diff->not_paired[0]) printf("\nquality is not compared: %s\n", diff->not_paired);
     for (size_t i = 0; i < diff->quality.n; i++) {
         const struct kvl_interval *d = &diff->quality.item[i].difference;
-        if (strcmp(diff->quality.item[i].name, "nll") == 0)
-            printf("perplexity ratio B / A %.6f [%.6f, %.6f]\n", exp(d->mean), exp(d->low), exp(d->high));
+        if (strcmp(diff->quality.item[i].name, "nll") != 0) continue;
+        printf("perplexity ratio B / A %.6f", exp(d->mean));
+        if (!isnan(d->low)) printf(" [%.6f, %.6f]", exp(d->low), exp(d->high));
+        putchar('\n');
     }
     if (diff->n_logits > 0) printf("largest difference of %zu logits %.3e\n", diff->n_logits, diff->largest_logit);
     print_numbers("speed", &diff->speed);
@@ -104,8 +107,8 @@ static kvl_status diff_two(const char *path_a, const char *path_b, bool json)
     kvl_status status = KVL_OK;
     cJSON *a = NULL, *b = NULL;
     struct kvl_diff diff = {0};
-    KVL_TRY(kvl_runfile_read(path_a, KVL_RUNTABLE_VALUES, &a));
-    KVL_TRY(kvl_runfile_read(path_b, KVL_RUNTABLE_VALUES, &b));
+    KVL_TRY(kvl_run_read(path_a, KVL_RUNTABLE_VALUES, &a));
+    KVL_TRY(kvl_run_read(path_b, KVL_RUNTABLE_VALUES, &b));
     KVL_TRY(kvl_runs_diff(a, b, &diff));
     if (json)
         KVL_TRY(diff_json(path_a, path_b, &diff));
@@ -124,7 +127,7 @@ struct run {
     const char *path;
     cJSON *tree;
     struct kvl_text strategy;
-    bool printed;
+    size_t group, device; /* the first run of the strategy, the first on the device */
 };
 
 enum { DEVICE_FACTS = 11 };
@@ -165,45 +168,101 @@ static kvl_status device_json(const struct run *run, const struct kvl_fact facts
     return kvl_json_facts(item, facts, DEVICE_FACTS);
 }
 
+/* A column of the table: title, width, and how a value is printed; what is not known is "-". */
+static const struct {
+    const char *title, *format;
+    int width;
+} device_column[DEVICE_FACTS] = {
+    {"bytes/token", "%11.0f", 11}, {"resident", "%14.0f", 14}, {"nll", "%10.6f", 10}, {"difference", "%+10.2e", 10}, {"95 % from", "%+10.2e", 10}, {"to", "%+10.2e", 10},
+    {"largest", "%9.2e", 9}, {"logit", "%9.2e", 9}, {"kld", "%10.6f", 10}, {"same top1", "%9.4f", 9}, {"tokens/s", "%9.1f", 9},
+};
+
 static void device_line(const struct run *run, const struct kvl_fact *f, const char *verdict)
 {
     const char *device = kvl_run_text(run->tree, "/config", "device");
-    printf("  %-32.32s %11.0f %14.0f %10.6f %+10.2e [%+.2e, %+.2e] %-12s %9.2e %9.2e %10.6f %9.4f %9.1f\n", device ? device : "-", f[0].value,
-           f[1].value, f[2].value, f[3].value, f[4].value, f[5].value, verdict ? verdict : "-", f[6].value, f[7].value, f[8].value,
-           f[9].value, f[10].value);
+    printf("  %-32.32s %-12s", device ? device : "-", verdict ? verdict : "-");
+    for (int i = 0; i < DEVICE_FACTS; i++) {
+        putchar(' ');
+        if (isnan(f[i].value)) printf("%*s", device_column[i].width, "-");
+        else printf(device_column[i].format, f[i].value);
+    }
+    putchar('\n');
 }
 
-/* All runs of the strategy of run `at`, the first one as the reference; *most grows to their number. */
-static kvl_status compare_group(struct run *run, size_t n, size_t at, cJSON *groups, size_t *most)
+/* What all runs of a group are of, so that groups of one strategy are told apart. */
+enum { GROUP_WORDS = 4 };
+static const char *const group_word[GROUP_WORDS] = {"command", "model", "text_sha256", "kv"};
+
+static void print_group_head(const struct run *run, bool first)
+{
+    const char *word[GROUP_WORDS];
+    for (int i = 0; i < GROUP_WORDS; i++) {
+        const char *text = kvl_run_text(run->tree, "/config", group_word[i]);
+        word[i] = text ? text : "-";
+    }
+    const double n_ctx = kvl_run_number(run->tree, "/config", "n_ctx");
+    printf("%s%s, %s, text %.8s, context %.0f: %s\n  %-32s %-12s", first ? "" : "\n", word[0], word[1], word[2], n_ctx, word[3], "device", "verdict");
+    for (int i = 0; i < DEVICE_FACTS; i++) printf(" %*s", device_column[i].width, device_column[i].title);
+    putchar('\n');
+}
+
+static kvl_status add_group(const struct run *run, cJSON *groups, cJSON **list)
+{
+    cJSON *group = cJSON_CreateObject();
+    if (!group || !cJSON_AddItemToArray(groups, group)) return kvl_fail(KVL_E_MEMORY, "no memory for the JSON result");
+    for (int i = 0; i < GROUP_WORDS; i++) {
+        const char *text = kvl_run_text(run->tree, "/config", group_word[i]);
+        cJSON_AddItemToObject(group, group_word[i], text ? cJSON_CreateString(text) : cJSON_CreateNull());
+    }
+    const struct kvl_fact facts[] = {{"n_ctx", kvl_run_number(run->tree, "/config", "n_ctx"), true}};
+    *list = cJSON_AddArrayToObject(group, "devices");
+    return kvl_json_facts(group, facts, 1);
+}
+
+/* n runs of one strategy, the first one as the reference. */
+static kvl_status compare_group(const struct run *run, size_t n, cJSON *groups, bool first)
 {
     kvl_status status = KVL_OK;
-    size_t n_runs = 0;
     cJSON *list = NULL;
-    if (groups) {
-        cJSON *group = cJSON_CreateObject();
-        cJSON_AddItemToArray(groups, group);
-        cJSON_AddStringToObject(group, "kv", kvl_run_text(run[at].tree, "/config", "kv"));
-        list = cJSON_AddArrayToObject(group, "devices");
-    } else {
-        const char *kv = kvl_run_text(run[at].tree, "/config", "kv");
-        printf("%s%s\n  %-32s %11s %14s %10s %10s %-22s %-12s %9s %9s %10s %9s %9s\n", at ? "\n" : "", kv ? kv : "-", "device", "bytes/token",
-               "resident", "nll", "difference", "95 % interval", "verdict", "largest", "logit", "kld", "same top1", "tokens/s");
-    }
-    for (size_t i = at; i < n; i++) {
+    if (groups)
+        KVL_TRY(add_group(run, groups, &list));
+    else
+        print_group_head(run, first);
+    for (size_t i = 0; i < n; i++) {
         struct kvl_fact facts[DEVICE_FACTS];
         const char *verdict;
-        if (strcmp(run[i].strategy.data, run[at].strategy.data) != 0) continue;
-        KVL_TRY(device_facts(&run[at], &run[i], facts, &verdict));
+        KVL_TRY(device_facts(run, &run[i], facts, &verdict));
         if (list)
             KVL_TRY(device_json(&run[i], facts, verdict, list));
         else
-            device_line(&run[i], facts, i == at ? "reference" : verdict);
-        run[i].printed = true;
-        n_runs++;
+            device_line(&run[i], facts, i == 0 ? "reference" : verdict);
     }
-    if (n_runs > *most) *most = n_runs;
 done:
     return status;
+}
+
+static int by_group_and_device(const void *a, const void *b)
+{
+    const struct run *x = a, *y = b;
+    if (x->group != y->group) return x->group < y->group ? -1 : 1;
+    if (x->device != y->device) return x->device < y->device ? -1 : 1;
+    return strcmp(x->path, y->path);
+}
+
+static bool on_one_device(const struct run *a, const struct run *b)
+{
+    const char *x = kvl_run_text(a->tree, "/config", "device"), *y = kvl_run_text(b->tree, "/config", "device");
+    return x && y ? strcmp(x, y) == 0 : x == y;
+}
+
+/* Runs of one strategy beside each other, the device that occurs first in front: the reference is the same one in all groups that have it. */
+static void sort_runs(struct run *run, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        while (strcmp(run[run[i].group].strategy.data, run[i].strategy.data) != 0) run[i].group++;
+        while (!on_one_device(&run[run[i].device], &run[i])) run[i].device++;
+    }
+    qsort(run, n, sizeof *run, by_group_and_device);
 }
 
 static kvl_status compare_devices(size_t n_words, char *const *words, bool json)
@@ -217,12 +276,16 @@ static kvl_status compare_devices(size_t n_words, char *const *words, bool json)
     KVL_TRY(kvl_alloc(&run, paths.n, sizeof *run));
     for (size_t i = 0; i < paths.n; i++) {
         run[i].path = paths.path[i];
-        KVL_TRY(kvl_runfile_read(paths.path[i], KVL_RUNTABLE_VALUES, &run[i].tree));
+        KVL_TRY(kvl_run_read(paths.path[i], KVL_RUNTABLE_VALUES, &run[i].tree));
         KVL_TRY(kvl_run_strategy(run[i].tree, &run[i].strategy));
         KVL_TRY(kvl_text_append(&run[i].strategy, "", 0));
     }
-    for (size_t i = 0; i < paths.n; i++)
-        if (!run[i].printed) KVL_TRY(compare_group(run, paths.n, i, groups, &most));
+    sort_runs(run, paths.n);
+    for (size_t at = 0, n; at < paths.n; at += n) {
+        for (n = 1; at + n < paths.n && run[at + n].group == run[at].group; n++) {}
+        KVL_TRY(compare_group(&run[at], n, groups, at == 0));
+        most = n > most ? n : most;
+    }
     if (most < 2) kvl_warn("nothing to compare: no two of these %zu runs differ in nothing but the device", paths.n);
     if (json) KVL_TRY(kvl_json_print(groups));
 done:
@@ -258,7 +321,8 @@ const struct kvl_command kvl_cmd_log_diff = {
     .words = "FILE...",
     .details = "Configuration, bytes and speed side by side; quality as the mean of paired differences B - A on the same chunks with its\n"
                "95 % t-interval. Under 16 chunks the verdict is \"exploratory\", with 0 inside the interval \"not resolved\". Speeds of\n"
-               "benches: Welch's t-interval over the repetitions. Runs with --logits: the largest difference of a logit.\n\n"
+               "benches: Welch's t-interval over the repetitions. Runs with --logits: the largest difference of a logit.\n"
+               "--devices: a table for each strategy, model, text and context; its reference is the device that occurs first.\n\n"
                "    kvlab log diff runs/f16.h5 runs/int4.h5\n"
                "    kvlab log diff --devices runs/e04_devices",
     .options = options,

@@ -37,7 +37,7 @@ const struct kvl_command kvl_cmd_log_merge = {
     .details = "/runs has a row a run with everything its file says (config_kv, memory_resident_bytes, quality_ppl ...); /quality,\n"
                "/bench and /kernels have the rows of all runs, with the number of the run. Works on a sweep's folder while it runs.\n\n"
                "    kvlab log merge runs/e03_kivi -o e03.h5\n\n"
-               "and as a data frame or parquet, in Python:\n\n"
+               "and as a data frame or parquet, in Python (pip install xarray h5netcdf h5py pyarrow):\n\n"
                "    import xarray\n"
                "    runs = xarray.open_dataset(\"e03.h5\", group=\"runs\", engine=\"h5netcdf\").to_dataframe()\n"
                "    runs.to_parquet(\"e03.parquet\")",
@@ -56,7 +56,7 @@ static kvl_status add_file(struct kvl_runtable *table, const char *path, const c
 {
     kvl_status status = KVL_OK;
     cJSON *tree = NULL;
-    KVL_TRY(kvl_runfile_read(path, group ? KVL_RUNTABLE_VALUES : 0, &tree));
+    KVL_TRY(kvl_run_read(path, group ? KVL_RUNTABLE_VALUES : 0, &tree));
     KVL_TRY(group ? kvl_runtable_add_rows(table, group, run, tree) : kvl_runtable_add_run(table, path, tree));
 done:
     cJSON_Delete(tree);

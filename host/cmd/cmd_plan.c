@@ -144,6 +144,7 @@ static void keep_one_side(struct kvl_footprint *one)
         if (c != KVL_MEM_SCRATCH) one->bytes[c] /= KVL_SIDES;
     one->bytes_per_token /= KVL_SIDES;
     one->resident /= KVL_SIDES;
+    one->peak /= KVL_SIDES;
     one->token_read /= KVL_SIDES;
 }
 
@@ -337,7 +338,7 @@ done:
 /* clang-format off */
 static const struct kvl_opt options[] = {
     {.name = "model", .letter = 'm', .type = KVL_OPT_TEXT, .offset = AT(model), .metavar = "MODEL",
-     .help = "a GGUF file, or the name of a public model (see --models)"},
+     .help = "a GGUF file, or a public model by its name or source (see --models)"},
     {.name = "models", .type = KVL_OPT_FLAG, .offset = AT(models), .help = "list the public models and where their dimensions are from"},
     {.name = "kv", .type = KVL_OPT_TEXT, .offset = AT(kv), .metavar = "SPEC", .help = "cache strategy", .fallback = "f16"},
     {.name = "ctx", .letter = 'c', .type = KVL_OPT_INT, .offset = AT(n_ctx), .metavar = "N",

@@ -6,6 +6,8 @@
 #include "mem.h"
 #include "plan_report.h"
 #include "registry.h"
+#include "rundiff.h"
+#include "runfile.h"
 #include "runrecord.h"
 #include "slurm.h"
 #include "sweep.h"
@@ -32,6 +34,13 @@ struct plan_bytes { /* NaN: the command does not say */
     double resident, per_token;
 };
 
+/* How long a cell may take: the mean of the cells that have ended and were most alike. */
+struct estimate {
+    const char *value[KVL_AXES]; /* borrowed from the grid */
+    double seconds;              /* of `n` cells together */
+    unsigned n, alike;
+};
+
 struct run {
     const struct args *args;
     const char *grid_path;
@@ -43,9 +52,15 @@ struct run {
     size_t n_files;
     struct kvl_sweep sweep;
     struct plan_bytes *planned; /* [sweep.n] with --dry-run */
-    uint64_t start_ns;
-    size_t n_to_run;
+    struct estimate *estimate;  /* [sweep.n] */
 };
+
+static const struct kvl_opt *own_option(const struct kvl_command *command, const char *name)
+{
+    for (size_t i = 0; i < command->n_options; i++)
+        if (strcmp(command->options[i].name, name) == 0) return &command->options[i];
+    return NULL;
+}
 
 /* ---- the words of a cell ---- */
 
@@ -86,6 +101,13 @@ done:
     return status;
 }
 
+/* The option that takes an axis: tasks call the tokens that they compress --context. */
+static const char *axis_option(const struct run *run, int axis)
+{
+    const bool is_context = axis == KVL_AXIS_CTX && run->command && !own_option(run->command, kvl_axis_option[axis]);
+    return is_context && own_option(run->command, "context") ? "context" : kvl_axis_option[axis];
+}
+
 /* Program, command, axes, options; without --output. */
 static kvl_status cell_words(const struct run *run, const struct kvl_grid_point *cell, struct words *words)
 {
@@ -95,7 +117,7 @@ static kvl_status cell_words(const struct run *run, const struct kvl_grid_point 
     KVL_TRY(add_command(words, run->grid->command));
     for (int a = 0; a < KVL_AXES; a++) {
         if (cell->value[a] == NULL) continue;
-        snprintf(option, sizeof option, "--%s", kvl_axis_option[a]);
+        snprintf(option, sizeof option, "--%s", axis_option(run, a));
         KVL_TRY(add_word(words, option));
         KVL_TRY(add_word(words, cell->value[a]));
     }
@@ -190,11 +212,12 @@ static bool is_about_output(const char *name)
     return false;
 }
 
-static const struct kvl_opt *own_option(const struct kvl_command *command, const char *name)
+/* Where a cell's results go is the sweep's to say. */
+static kvl_status check_output(const struct run *run, const void *args)
 {
-    for (size_t i = 0; i < command->n_options; i++)
-        if (strcmp(command->options[i].name, name) == 0) return &command->options[i];
-    return NULL;
+    const struct kvl_opt *output = own_option(run->command, "output"), *none = own_option(run->command, "no-run-file");
+    if (*(const char *const *)((const char *)args + output->offset) == NULL && !(none && *(const bool *)((const char *)args + none->offset))) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "options: --output and --no-run-file are the sweep's, which names the run files; say out: FOLDER in the grid, or sweep -o FOLDER");
 }
 
 static kvl_status load_plugins(struct run *run, const struct kvl_list *plugins, struct kvl_text *out)
@@ -223,6 +246,7 @@ static kvl_status parse_cell(struct run *run, const struct words *words, void *a
     memcpy(order, words->word, words->n * sizeof *order);
     kvl_cmd_find((int)words->n - 1, order + 1, &n_name);
     KVL_TRY(kvl_cmd_parse(run->command, (int)words->n - n_name, order + n_name, args, &common, &n_left, &left));
+    KVL_TRY(check_output(run, args));
     KVL_TRY(load_plugins(run, &common.plugins, resolved));
     for (size_t i = 0; i < n_left; i++) KVL_TRY(kvl_text_printf(resolved, "word=%s\n", left[i]));
     for (size_t i = 0; i < run->command->n_options; i++) {
@@ -341,6 +365,7 @@ static kvl_status make_cell(struct run *run, const struct kvl_grid_point *cell, 
     KVL_TRY(add_word(&words, path));
     KVL_TRY(cell_label(cell, &label));
     out->device = cell->value[KVL_AXIS_DEVICE];
+    memcpy(run->estimate[i].value, cell->value, sizeof cell->value);
     out->label = label.data;
     label = (struct kvl_text){0};
     out->argv = words.word;
@@ -385,6 +410,7 @@ static kvl_status drop_unwanted(struct run *run)
             continue;
         }
         if (run->planned) run->planned[n] = run->planned[i];
+        run->estimate[n] = run->estimate[i];
         sweep->cell[n++] = sweep->cell[i];
     }
     sweep->n = n;
@@ -398,6 +424,7 @@ static kvl_status make_cells(struct run *run)
     size_t n = 0;
     KVL_TRY(kvl_grid_cells(run->grid, &cells, &n));
     KVL_TRY(kvl_alloc(&run->sweep.cell, n, sizeof *run->sweep.cell));
+    KVL_TRY(kvl_alloc(&run->estimate, n, sizeof *run->estimate));
     if (run->args->dry_run) KVL_TRY(kvl_alloc(&run->planned, n, sizeof *run->planned));
     run->sweep.n = n;
     for (size_t i = 0; i < n; i++) KVL_TRY(make_cell(run, &cells[i], i));
@@ -446,7 +473,6 @@ static kvl_status prepare(struct run *run)
     run->sweep.out = run->out.data;
     KVL_TRY(make_cells(run));
     KVL_TRY(kvl_sweep_look(&run->sweep));
-    run->n_to_run = kvl_sweep_count(&run->sweep, KVL_CELL_WAITS);
     if (run->args->resume && kvl_sweep_count(&run->sweep, KVL_CELL_DONE_BEFORE) == 0)
         status = kvl_fail(KVL_E_USAGE, "--resume: %s has none of this grid's %zu cells: another folder (-o), or the grid, a model or a text has changed; without "
                           "--resume the sweep begins anew", run->sweep.out, run->sweep.n);
@@ -454,16 +480,88 @@ done:
     return status;
 }
 
+/* ---- how long the rest takes ---- */
+
+static bool same_value(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+static bool is_left(const struct kvl_sweep_cell *cell) { return cell->state == KVL_CELL_WAITS || cell->state == KVL_CELL_RUNS; }
+
+static unsigned alike(const struct estimate *a, const struct estimate *b)
+{
+    static const unsigned weight[KVL_AXES] = {[KVL_AXIS_MODEL] = 8, [KVL_AXIS_CTX] = 8, [KVL_AXIS_DEVICE] = 8, [KVL_AXIS_KV] = 4, [KVL_AXIS_TEXT] = 1, [KVL_AXIS_SEED] = 1};
+    unsigned sum = 0;
+    for (int x = 0; x < KVL_AXES; x++) sum += same_value(a->value[x], b->value[x]) ? weight[x] : 0;
+    return sum;
+}
+
+static void learn(struct run *run, size_t ended)
+{
+    for (size_t i = 0; i < run->sweep.n; i++) {
+        struct estimate *e = &run->estimate[i];
+        const unsigned now = alike(e, &run->estimate[ended]);
+        if (!is_left(&run->sweep.cell[i]) || (e->n && now < e->alike)) continue;
+        if (e->n == 0 || now > e->alike) {
+            e->alike = now;
+            e->seconds = 0.0;
+            e->n = 0;
+        }
+        e->seconds += run->sweep.cell[ended].seconds;
+        e->n++;
+    }
+}
+
+static double seconds_left(const struct run *run, size_t i)
+{
+    const struct kvl_sweep_cell *cell = &run->sweep.cell[i];
+    const struct estimate *e = &run->estimate[i];
+    if (!is_left(cell)) return 0.0;
+    const double expected = e->n ? e->seconds / e->n : (double)NAN;
+    return cell->state == KVL_CELL_RUNS ? fmax(expected - ((double)kvl_now_ns() * 1e-9 - cell->seconds), 0.0) : expected;
+}
+
+/* Cells of one device wait for each other, and there are so many jobs. NaN before the first cell has ended well. */
+static double time_left(const struct run *run)
+{
+    enum { MOST_DEVICES = KVL_SWEEP_JOBS };
+    struct {
+        const char *name;
+        double seconds;
+    } device[MOST_DEVICES];
+    size_t n = 0;
+    double all = 0.0, longest = 0.0;
+    for (size_t i = 0; i < run->sweep.n; i++) {
+        const double seconds = seconds_left(run, i);
+        size_t d = 0;
+        while (d < n && !same_value(device[d].name, run->sweep.cell[i].device)) d++;
+        if (d == MOST_DEVICES) d--;
+        if (d == n) device[n++].name = run->sweep.cell[i].device, device[d].seconds = 0.0;
+        device[d].seconds += seconds;
+        longest = device[d].seconds > longest ? device[d].seconds : longest;
+        all += seconds;
+    }
+    return isnan(all) ? all : fmax(longest, all / (double)run->args->jobs);
+}
+
+static const char *time_text(double seconds, char text[32])
+{
+    const unsigned minutes = isnan(seconds) ? 0 : (unsigned)(seconds / 60.0 + 0.5);
+    if (isnan(seconds)) return "unknown";
+    if (seconds < 120.0) snprintf(text, 32, "%.0f s", seconds);
+    else if (minutes < 120) snprintf(text, 32, "%u min", minutes);
+    else snprintf(text, 32, "%u h %02u min", minutes / 60, minutes % 60);
+    return text;
+}
+
 /* ---- results ---- */
 
 static void report(void *context, const struct kvl_sweep *sweep, const struct kvl_sweep_cell *cell)
 {
-    const struct run *run = context;
+    struct run *run = context;
+    char eta[32];
     const size_t left = kvl_sweep_count(sweep, KVL_CELL_WAITS) + kvl_sweep_count(sweep, KVL_CELL_RUNS);
-    const size_t ended = run->n_to_run > left ? run->n_to_run - left : 1;
-    const double seconds = (double)(kvl_now_ns() - run->start_ns) * 1e-9;
-    kvl_info("[%zu/%zu] %s  %s  %.1f s  %s%s%s  ETA %.0f s", sweep->n - left, sweep->n, cell->id, kvl_cell_state_name[cell->state],
-             cell->seconds, cell->label, cell->error[0] ? ": " : "", cell->error, seconds / (double)ended * (double)left);
+    if (cell->state == KVL_CELL_DONE) learn(run, (size_t)(cell - sweep->cell));
+    kvl_info("[%zu/%zu] %s  %s  %.1f s  %s%s%s  ETA %s", sweep->n - left, sweep->n, cell->id, kvl_cell_state_name[cell->state],
+             cell->seconds, cell->label, cell->error[0] ? ": " : "", cell->error, time_text(time_left(run), eta));
 }
 
 static kvl_status cell_json(const struct run *run, size_t i, cJSON *list)
@@ -566,7 +664,6 @@ static kvl_status submit(struct run *run)
 static kvl_status run_waiting(struct run *run)
 {
     kvl_status status = KVL_OK;
-    run->start_ns = kvl_now_ns();
     run->sweep.report = report;
     run->sweep.context = run;
     KVL_TRY(kvl_sweep_run(&run->sweep, (unsigned)run->args->jobs));
@@ -574,10 +671,29 @@ done:
     return status;
 }
 
+/* A cell is done whatever program did it. Some cells, spread over the grid, tell whether that was this one. */
+static void note_other_programs(const struct run *run)
+{
+    enum { MOST_LOOKED_AT = 16 };
+    const size_t step = run->sweep.n / MOST_LOOKED_AT + 1;
+    for (size_t i = 0; i < run->sweep.n && run->command; i += step) {
+        char path[4096];
+        cJSON *tree = NULL;
+        if (run->sweep.cell[i].state != KVL_CELL_DONE_BEFORE || kvl_sweep_path(&run->sweep, &run->sweep.cell[i], ".h5", path, sizeof path) != KVL_OK) continue;
+        const char *revision = kvl_runfile_read(path, 0, &tree) == KVL_OK ? kvl_run_text(tree, "", "git") : NULL;
+        const bool other = revision && strcmp(revision, kvl_revision) != 0;
+        if (other) kvl_warn("%s is of revision %s, this program is %s: cells that are done are not run again for that; remove their run files for it", path, revision, kvl_revision);
+        kvl_error_clear();
+        cJSON_Delete(tree);
+        if (other) return;
+    }
+}
+
 static kvl_status run_grid(struct run *run)
 {
     kvl_status status = KVL_OK;
     KVL_TRY(prepare(run));
+    note_other_programs(run);
     if (run->args->slurm && !run->args->dry_run) return submit(run);
     if (!run->args->dry_run) status = run_waiting(run);
     const kvl_status printed = print_result(run);
@@ -600,6 +716,7 @@ static kvl_status run_sweep(void *args, size_t n_words, char *const *words)
     }
     kvl_free(&run.file);
     kvl_free(&run.planned);
+    kvl_free(&run.estimate);
     kvl_sweep_free(&run.sweep);
     kvl_text_free(&run.out);
     kvl_grid_free(&run.grid);
@@ -641,9 +758,13 @@ const struct kvl_command kvl_cmd_sweep = {
         "  cells:                               # without it: the product of all axes\n"
         "    - {kv: int2 tail=64, ctx: 1024}    # fixes two values, stands for the product of the rest; {} is the whole product\n"
         "\n"
+        "Also: out: FOLDER for the run files; program: ./other, run in place of kvlab with the same words and --output FILE.h5;\n"
+        "options in a listed cell. ctx of eval recall, needle and continuation is their --context.\n"
+        "\n"
         "A cell's run file is named by the hash of what the cell resolves to: every option, defaults included, models and texts\n"
-        "by their content. So a second call runs only what is missing, failed or changed; a kill loses the running cell, no more;\n"
-        "and any number of sweeps may work on one folder together. <id>.log of a failed cell says why.\n"
+        "by their content. So a second call runs only what is missing, failed or changed (of done cells that another revision of\n"
+        "the program made it warns); a kill loses the running cell, no more; and any number of sweeps may work on one folder\n"
+        "together. <id>.log of a failed cell says why.\n"
         "\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --dry-run\n"
         "  kvlab sweep experiments/e03_kivi/grid.yaml --jobs 2\n"

@@ -69,6 +69,51 @@ static void collect(cyaml_log_t level, void *context, const char *format, va_lis
     kvl_text_printf(log, "%s%s", log->size ? "; " : "", text);
 }
 
+static size_t line_of(const char *text, const char *place)
+{
+    size_t line = 1;
+    for (; text < place; text++) line += *text == '\n';
+    return line;
+}
+
+static bool in_comment(const char *text, const char *place)
+{
+    while (place > text && place[-1] != '\n' && *place != '#') place--;
+    return *place == '#';
+}
+
+/* The first "<key>:" of the text that is a key. */
+static const char *find_key(const char *text, const char *key)
+{
+    const size_t size = strlen(key);
+    for (const char *at = text; (at = strstr(at, key)) != NULL; at += size)
+        if ((at == text || strchr(" \t\n{,-\"'", at[-1])) && at[size + strspn(at + size, " \"'")] == ':' && !in_comment(text, at)) return at;
+    return NULL;
+}
+
+/* libcyaml names an unknown key and the line of what stands before it; said here: its own line, and which keys there are. */
+static kvl_status unknown_key(const char *path, const char *text, const char *log)
+{
+    enum { MOST_KEYS = 16 };
+    kvl_status status = KVL_OK;
+    char key[64];
+    const char *said = strstr(log, "Unexpected key: "), *known[MOST_KEYS];
+    const char *place = said && sscanf(said, "Unexpected key: %63[^; ]", key) == 1 ? find_key(text, key) : NULL;
+    struct kvl_text list = {0};
+    size_t n = 0;
+    if (place == NULL) return KVL_OK;
+    for (const cyaml_schema_field_t *field = strstr(log, "'cells'") ? cell_fields : grid_fields; field->key && n < MOST_KEYS; field++) {
+        known[n++] = field->key;
+        KVL_TRY(kvl_text_printf(&list, " %s", field->key));
+    }
+    const char *closest = kvl_closest(key, known, n);
+    status = kvl_fail(KVL_E_USAGE, "%s: line %zu: Unexpected key: %s%s%s; legal are%s", path, line_of(text, place), key, closest ? "; did you mean " : "",
+                      closest ? closest : "", list.data);
+done:
+    kvl_text_free(&list);
+    return status;
+}
+
 static const cyaml_config_t yaml_config = {.log_fn = collect, .mem_fn = kvl_mem_hook, .log_level = CYAML_LOG_ERROR};
 
 kvl_status kvl_grid_load(const char *path, struct kvl_grid **out)
@@ -83,6 +128,7 @@ kvl_status kvl_grid_load(const char *path, struct kvl_grid **out)
     config.log_ctx = &log;
     const cyaml_err_t error = cyaml_load_data((const uint8_t *)text, size, &config, &grid_schema, &grid, NULL);
     if (error != CYAML_OK) {
+        KVL_TRY(log.size ? unknown_key(path, text, log.data) : KVL_OK);
         const char *why = cyaml_strerror(error);
         const bool said = log.size && strncmp(log.data, why, strlen(why)) == 0; /* the log begins with the same words */
         status = kvl_fail(error == CYAML_ERR_OOM ? KVL_E_MEMORY : KVL_E_USAGE, "%s: %s%s%s", path, said ? "" : why, said ? "" : ": ",

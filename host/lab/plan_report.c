@@ -3,21 +3,6 @@
 
 /* ---- the cache of a session, its context full ---- */
 
-/* What a layer reads again of the records that it shares and another holds. */
-static kvl_status shared_bytes(const struct kvl_cache_plan *plan, uint32_t l, uint64_t *bytes)
-{
-    kvl_status status = KVL_OK;
-    const struct kvl_layer_plan *layer = &plan->layer[plan->layer[l].leader];
-    for (int s = 0; s < kvl_sides(&plan->dims) && plan->layer[l].leader != l; s++) {
-        const struct kvl_side_plan *side = &layer->side[s];
-        struct kvl_codec_bytes used;
-        KVL_TRY(kvl_side_bytes(side, kvl_sealed_after(plan, side, layer->sink, layer->kept) - layer->sink, &used));
-        *bytes += layer->n_stream * (used.payload + used.scale);
-    }
-done:
-    return status;
-}
-
 static kvl_status add_streams(const struct kvl_cache_plan *plan, uint64_t bytes[KVL_MEM_CLASSES])
 {
     kvl_status status = KVL_OK;
@@ -38,14 +23,20 @@ done:
     return status;
 }
 
-/* What a layer's last query leaves out of the pages that are there, less the bounds that it reads for it. */
-static uint64_t bytes_not_read(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer)
+/* What attention of the last token reads: of each layer what its query sees, which for a window is less than what is held for a whole ubatch, and
+ * for layers that share is read by each. */
+static uint64_t token_reads(const struct kvl_cache_plan *plan)
 {
-    const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
-    if (layer->pages.tokens == 0 || held <= (uint32_t)layer->pages.tokens) return 0;
-    const struct kvl_page_count pages = kvl_pages_read(layer, held);
-    return (uint64_t)(pages.whole - pages.read) * (uint32_t)layer->pages.size * layer->token_bytes -
-           layer->n_stream * pages.whole * kvl_page_bound_bytes(layer);
+    uint64_t bytes = 0;
+    for (uint32_t l = 0; l < plan->dims.n_layer; l++) {
+        const struct kvl_layer_plan *layer = &plan->layer[kvl_kv_source(&plan->dims, l)];
+        const uint32_t held = plan->evicts ? layer->kept : plan->config.n_ctx;
+        uint32_t sealed[KVL_SIDES] = {0};
+        for (int s = 0; s < kvl_sides(&plan->dims); s++) sealed[s] = kvl_sealed_after(plan, &layer->side[s], layer->sink, held);
+        const bool choosing = layer->pages.tokens != 0 && held > (uint32_t)layer->pages.tokens;
+        bytes += layer->n_stream * kvl_query_reads(plan, layer, sealed, choosing, held).bytes;
+    }
+    return bytes;
 }
 
 kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_session_config *config,
@@ -57,11 +48,7 @@ kvl_status kvl_footprint_of(const struct kvl_dims *dims, const struct kvl_sessio
     *out = (struct kvl_footprint){0};
     KVL_TRY(kvl_session_cache_plan(dims, config, limits, &plan));
     KVL_TRY(add_streams(&plan, bytes));
-    out->token_read = bytes[KVL_MEM_PAYLOAD] + bytes[KVL_MEM_SCALE];
-    for (uint32_t l = 0; l < plan.dims.n_layer; l++) {
-        out->token_read -= bytes_not_read(&plan, &plan.layer[l]);
-        KVL_TRY(shared_bytes(&plan, l, &out->token_read));
-    }
+    out->token_read = token_reads(&plan);
     bytes[KVL_MEM_INDEX] += kvl_plan_index_bytes(&plan);
     bytes[KVL_MEM_TABLE] = plan.n_table_floats * sizeof(float);
     bytes[KVL_MEM_SLACK] = plan.resident_bytes;

@@ -5,6 +5,7 @@
 #include "text.h"
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 static const char table_path[] = "data/public_models.csv";
 
@@ -103,7 +104,7 @@ void kvl_public_models_free(struct kvl_public_models *models)
 const struct kvl_public_model *kvl_public_models_find(const struct kvl_public_models *models, const char *name)
 {
     for (size_t i = 0; i < models->n; i++)
-        if (strcmp(models->model[i].name, name) == 0) return &models->model[i];
+        if (strcasecmp(models->model[i].name, name) == 0 || strcasecmp(models->model[i].source, name) == 0) return &models->model[i];
     return NULL;
 }
 

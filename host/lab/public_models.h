@@ -19,7 +19,7 @@ struct kvl_public_models {
 /* In the order of the file. */
 kvl_status kvl_public_models_load(struct kvl_public_models *out);
 void kvl_public_models_free(struct kvl_public_models *models);
-/* NULL if there is none of this name. */
+/* By its name or its source, in any case of letters; NULL if there is none. */
 const struct kvl_public_model *kvl_public_models_find(const struct kvl_public_models *models, const char *name);
 
 /* All parameters, and those read for one token. */

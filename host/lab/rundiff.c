@@ -179,6 +179,22 @@ static double value_at(const cJSON **chunk_at, const cJSON **value_at_, double c
     return *chunk_at && *value_at_ && number_of(*chunk_at) == chunk ? number_of(*value_at_) : (double)NAN;
 }
 
+/* Of a window some tokens are scored, by a protocol not as many as by another: their means are of different tokens. */
+static bool score_alike(const cJSON *a, const cJSON *b, struct kvl_diff *out)
+{
+    const cJSON *in_a = column(a, "/quality", "n"), *in_b = column(b, "/quality", "n");
+    if (!in_a || !in_b) return true;
+    const cJSON *chunk_b = column(b, "/quality", "chunk")->child, *n_b = in_b->child;
+    const cJSON *chunk_a = column(a, "/quality", "chunk")->child, *n_a = in_a->child;
+    for (; chunk_a && n_a; chunk_a = chunk_a->next, n_a = n_a->next) {
+        const double chunk = number_of(chunk_a), x = number_of(n_a), y = value_at(&chunk_b, &n_b, chunk);
+        if (isnan(y) || x == y) continue;
+        snprintf(out->not_paired, sizeof out->not_paired, "of chunk %.0f A scores %.0f tokens and B %.0f: give both the same protocol, context and score", chunk, x, y);
+        return false;
+    }
+    return true;
+}
+
 static kvl_status diff_column(const cJSON *a, const cJSON *b, const char *name, const char *unit, struct kvl_diff *out)
 {
     const cJSON *in_a = column(a, "/quality", name), *in_b = column(b, "/quality", name);
@@ -203,6 +219,7 @@ static kvl_status diff_column(const cJSON *a, const cJSON *b, const char *name, 
     number.tested = true;
     number.difference = kvl_t_interval(&difference);
     number.verdict = kvl_verdict_of(&number.difference);
+    if (difference.n < KVL_ENOUGH_CHUNKS) number.difference.low = number.difference.high = NAN; /* so few say nothing of the spread */
     number.largest = largest;
     return add_number(&out->quality, &number);
 }
@@ -221,7 +238,7 @@ static void diff_logits(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 static kvl_status diff_quality(const cJSON *a, const cJSON *b, struct kvl_diff *out)
 {
     kvl_status status = KVL_OK;
-    if (!can_pair(a, b, out)) return KVL_OK;
+    if (!can_pair(a, b, out) || !score_alike(a, b, out)) return KVL_OK;
     KVL_TRY(diff_column(a, b, "nll", "nat", out));
     KVL_TRY(diff_column(a, b, "kld", "nat", out));
     KVL_TRY(diff_column(a, b, "same_top1", "1", out));

@@ -29,6 +29,8 @@ union kvl_cell {
     const char *text;
 };
 
+extern const char kvl_revision[]; /* of this program: what run files say as git; by scripts/revision.cmake */
+
 /* Creates <path>.part with root attributes schema_version, command_line, git, host, status="running", start (ISO 8601 UTC). Folders are made. */
 kvl_status kvl_runfile_create(const char *path, const char *command_line, struct kvl_runfile **out);
 

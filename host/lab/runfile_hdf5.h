@@ -11,7 +11,7 @@
 #define KVL_PHONY_AXIS "This is a netCDF dimension but not a netCDF variable." /* NAME of an axis without values, plus %10d */
 #define KVL_COMMITTED "committed" /* scalar of a table: rows that are valid in all columns */
 #define KVL_PART ".part"
-enum { KVL_PATH_MAX = 4096, KVL_STATUS_BYTES = 16, KVL_MAX_RANK = 8 };
+enum { KVL_SCHEMA_VERSION = 1, KVL_PATH_MAX = 4096, KVL_STATUS_BYTES = 16, KVL_MAX_RANK = 8 };
 
 /* Runs an HDF5 call; on failure makes "<path>: cannot <what>: <reason>" the error text and goes to `done`. */
 #define KVL_H5(path, call, ...)                                                                                                    \

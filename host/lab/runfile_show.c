@@ -363,6 +363,14 @@ done:
     return status;
 }
 
+/* A layout of a later program may look like this one and mean something else. */
+static kvl_status check_schema(const char *path, const cJSON *tree)
+{
+    const cJSON *version = cJSON_GetObjectItem(tree, "schema_version");
+    if (!cJSON_IsRaw(version) || strtoll(version->valuestring, NULL, 10) <= KVL_SCHEMA_VERSION) return KVL_OK;
+    return kvl_fail(KVL_E_FORMAT, "%s: its schema version is %s, this program reads up to %d; use a newer one", path, version->valuestring, KVL_SCHEMA_VERSION);
+}
+
 kvl_status kvl_runfile_read(const char *path, size_t most, cJSON **tree)
 {
     kvl_status status = KVL_OK;
@@ -378,6 +386,7 @@ kvl_status kvl_runfile_read(const char *path, size_t most, cJSON **tree)
     KVL_TRY(kvl_h5_get_text(path, file, "status", state, sizeof state));
     KVL_TRY(add(*tree, "file", cJSON_CreateString(path)));
     KVL_TRY(read_group(path, root, "/", 0, most, *tree));
+    KVL_TRY(check_schema(path, *tree));
 done:
     kvl_h5_close(&root);
     kvl_h5_close(&file);

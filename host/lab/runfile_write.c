@@ -20,10 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-extern const char kvl_revision[]; /* of scripts/revision.cmake */
 
 /* A table of one column gets as many rows a batch as others have cells, or so. */
-enum { SCHEMA_VERSION = 1, BATCH_ROWS = 256, NARROW_BATCH_ROWS = 16 * BATCH_ROWS, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };
+enum { BATCH_ROWS = 256, NARROW_BATCH_ROWS = 16 * BATCH_ROWS, CHUNK_ROWS = 1024, TIME_BYTES = 32, NAME_BYTES = 128 };
 static const uint64_t batch_ns = 1000000000u;
 
 /* Object headers hold this many attributes or links before HDF5 moves them to a heap of their own, which is more to lose. */
@@ -258,7 +257,7 @@ static kvl_status describe_root(struct kvl_runfile *f, const char *command_line)
     utc_now(now);
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "Conventions", "CF-1.8", 0));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "title", "kvlab run", 0));
-    KVL_TRY(kvl_runfile_integer(f, "/", "schema_version", SCHEMA_VERSION));
+    KVL_TRY(kvl_runfile_integer(f, "/", "schema_version", KVL_SCHEMA_VERSION));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "command_line", command_line, 0));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "git", kvl_revision, 0));
     KVL_TRY(kvl_h5_set_text(f->part, f->file, "host", host, 0));

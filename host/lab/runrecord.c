@@ -823,9 +823,10 @@ void kvl_record_print(const struct kvl_record *r)
     if (r->base.data) printf("base      %s\n", r->base.data);
     printf("protocol  %s, ubatch %u%s\n", kvl_protocol_name[r->config.protocol], r->config.ubatch,
            r->config.exact ? ", exact" : "");
-    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB; the newest token read %.3f MiB\n",
-           (unsigned long long)r->bytes.bytes_per_token, (double)r->bytes.payload * mib, (double)r->bytes.resident * mib,
-           (double)r->bytes.peak * mib, (double)r->bytes.token_read * mib);
+    printf("cache     %llu bytes a token; payload %.3f MiB, resident %.3f MiB, peak %.3f MiB", (unsigned long long)r->bytes.bytes_per_token,
+           (double)r->bytes.payload * mib, (double)r->bytes.resident * mib, (double)r->bytes.peak * mib);
+    if (r->bytes.token_read > 0) printf("; the newest token read %.3f MiB", (double)r->bytes.token_read * mib); /* none: all was a prompt, read as it came */
+    putchar('\n');
     if (r->mass_lost.n > 0)
         printf("evictions %.4f of the scored tokens' attention went to evicted tokens; its output changes by %.4f\n", r->mass_lost.mean, r->output_error.mean);
     if (r->rescored > 0) printf("evictions by scores found anew behind %llu tokens, %.1f ms each\n", (unsigned long long)r->rescored, (double)r->rescore_ns / (double)r->rescored * 1e-6);

@@ -51,7 +51,7 @@ kvl_status kvl_run_paths_find(size_t n_words, char *const *words, struct kvl_run
     *out = (struct kvl_run_paths){0};
     for (size_t i = 0; i < n_words; i++)
         KVL_TRY(stat(words[i], &info) == 0 && S_ISDIR(info.st_mode) ? add_folder(out, words[i]) : add_path(out, NULL, words[i]));
-    if (out->n == 0) status = kvl_fail(KVL_E_USAGE, "there are no run files (*.h5) %s", n_words ? "in the folders given" : "given");
+    if (out->n == 0) status = kvl_fail(KVL_E_USAGE, "there are no run files (*.h5) %s", n_words ? "in the folders given (folders in them are not searched)" : "given");
 done:
     if (status != KVL_OK) kvl_run_paths_free(out);
     return status;
@@ -315,11 +315,7 @@ done:
 static const char *const merged_groups[] = {"/runs", "/quality", "/bench", "/kernels"};
 enum { RUNS, N_MERGED = 4 };
 
-static bool is_merged(const cJSON *tree)
-{
-    const cJSON *runs = cJSON_GetObjectItem(tree, merged_groups[RUNS]);
-    return runs != NULL && cJSON_GetArraySize(runs) > 0;
-}
+static bool is_merged(const cJSON *tree) { return cJSON_GetObjectItem(tree, merged_groups[RUNS]) != NULL; }
 
 kvl_status kvl_run_read(const char *path, size_t most, cJSON **tree)
 {

@@ -225,7 +225,10 @@ static void add_shape(cJSON *to, const char *name, const struct kvl_dims *dims)
     cJSON_AddNumberToObject(to, "n_layer", dims->n_layer);
     cJSON_AddNumberToObject(to, "n_head", dims->n_head);
     cJSON_AddNumberToObject(to, "n_kv_head", dims->n_kv_head);
-    cJSON_AddNumberToObject(to, "head_dim", dims->head_dim);
+    const bool latent = dims->mla.kv_rank != 0;
+    cJSON_AddNumberToObject(to, "key_dim", latent ? dims->mla.content_dim + dims->rope_dim : dims->head_dim);
+    cJSON_AddNumberToObject(to, "value_dim", latent ? dims->mla.value_dim : dims->head_dim);
+    cJSON_AddNumberToObject(to, "joint", latent ? dims->mla.kv_rank + dims->rope_dim : 0); /* elements of a record that is key and value of all heads */
 }
 
 /* This model and some that people know, for the sizes of the schemes. */

@@ -44,13 +44,19 @@ for name in "nll", "kld", "same_top1":
     assert q["verdict"] == ("higher" if q["low"] > 0 else "lower" if q["high"] < 0 else "not resolved"), (name, q)
 assert r["quality"]["kld"]["verdict"] == "higher" and r["not_paired"] is None
 PYTHON
-"$program" log diff runs/a.h5 runs/b.h5 >table && grep -q 'kld .* n 20: higher' table && grep -q 'perplexity ratio' table || fail "the table: $(cat table)"
+"$program" log diff runs/a.h5 runs/b.h5 >table && grep -q 'kld .*\[.*\], n 20: higher' table && grep -q 'perplexity ratio' table || fail "the table: $(cat table)"
 "$program" log diff --json runs/a.h5 runs/c.h5 >diff.json # 15 chunks in common
-[[ $(get diff.json '(r["quality"]["nll"]["n"], r["quality"]["nll"]["verdict"])') == "(15, 'exploratory')" ]] || fail "15 chunks: $(cat diff.json)"
+[[ $(get diff.json '(r["quality"]["nll"]["n"], r["quality"]["nll"]["verdict"], r["quality"]["nll"]["low"])') == "(15, 'exploratory', None)" ]] || fail "15 chunks: $(cat diff.json)"
+"$program" log diff runs/a.h5 runs/c.h5 >table
+grep -Eq '^nll .* [+-][0-9.e-]+, n 15: exploratory$' table && grep -Eq '^perplexity ratio B / A [0-9.]+$' table || fail "under 16 chunks there is no interval: $(cat table)"
 "$program" log diff --json runs/b.h5 runs/d.h5 >diff.json
 [[ $(get diff.json '(r["quality"]["nll"]["n"], r["quality"]["nll"]["difference"], r["quality"]["nll"]["verdict"])') == "(5, 0, 'equal')" ]] || fail "the same: $(cat diff.json)"
 "$program" log diff --json runs/a.h5 runs/e.h5 >diff.json
 [[ $(get diff.json '(r["quality"], r["not_paired"])') == "({}, 'the runs have no chunk in common')" ]] || fail "no common chunk: $(cat diff.json)"
+# of a window of 64 tokens p1 scores 31, p3 as many as are asked for: other tokens
+"$program" eval ppl -m "$model" -f "$root/LICENSE" --protocol compress-then-score --context 48 --score 16 --chunks 17 -o other.h5 &>/dev/null || fail "p3"
+"$program" log diff --json runs/a.h5 other.h5 >diff.json
+[[ $(get diff.json 'r["quality"] == {} and r["not_paired"]') == "of chunk 0 A scores 31 tokens and B 16: "* ]] || fail "other tokens of a window: $(cat diff.json)"
 "$program" log diff --json runs/f.h5 runs/f.h5 >diff.json
 [[ $(get diff.json '[(k, v["verdict"], v["difference"]) for k, v in r["speed"].items()]') == "[('pp16', 'not resolved', 0), ('tg4', 'not resolved', 0)]" ]] || fail "bench: $(cat diff.json)"
 grep -q 'quality is not compared' <("$program" log diff runs/a.h5 runs/f.h5) || fail "a bench has no quality"
@@ -82,6 +88,28 @@ grep -q 'same top1' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fai
 grep -q ' reference ' <("$program" log diff --devices runs/b.h5 runs/b2.h5) || fail "the first row is the reference"
 "$program" log diff --devices runs/a.h5 >/dev/null 2>err && grep -q 'nothing to compare' err || fail "one run of its kind: $(cat err)"
 rm runs/b2.h5
+# Groups are told apart by what they are of, have one reference, and say "-" for what a run does not say.
+mkdir devices
+for x in b d; do
+    cp runs/$x.h5 devices/1$x.h5
+    cp runs/$x.h5 devices/$([[ $x == b ]] && echo 2 || echo 0)$x.h5
+done
+python3 -c 'import h5py, numpy; [h5py.File(f"devices/{x}.h5", "r+")["config"].attrs.__setitem__("device", numpy.bytes_("another")) for x in ("2b", "1d")]'
+"$program" log diff --devices devices >table
+[[ $(grep -c '^eval kld, tiny, text [0-9a-f]*, context 64: k=int4' table) == 1 && $(grep -c '^eval ppl, tiny, text [0-9a-f]*, context 64: k=int4' table) == 1 ]] || fail "groups: $(cat table)"
+[[ $(grep -c ' reference ' table) == 2 ]] && ! grep -q 'another .* reference ' table || fail "one device is the reference of all: $(cat table)"
+! grep -q nan table || fail "what is not known is a dash: $(cat table)"
+"$program" log diff --devices --json devices >devices.json
+[[ $(get devices.json '[(g["command"], g["n_ctx"], [d["device"] == "another" for d in g["devices"]]) for g in r]') == "[('eval ppl', 64, [False, True]), ('eval kld', 64, [False, True])]" ]] ||
+    fail "devices: $(cat devices.json)"
+# A file of a later layout is refused, whoever reads it.
+cp runs/a.h5 later.h5
+python3 -c 'import h5py; h5py.File("later.h5", "r+").attrs.modify("schema_version", 2)'
+for command in "log show later.h5" "log diff later.h5 runs/a.h5" "log export --csv later.h5"; do
+    rc=0
+    "$program" $command >out 2>err || rc=$?
+    [[ $rc == 1 ]] && grep -q 'later.h5: its schema version is 2, this program reads up to 1' err || fail "$command: exit code $rc: $(cat err)"
+done
 
 # --- export ---
 "$program" log export --csv runs >runs.csv
@@ -115,7 +143,7 @@ for file in runs/a.h5 other; do
     [[ $rc == 2 ]] && grep -q "^kvlab: error: $file is there and no merged file" err || fail "merging over $file: exit code $rc: $(cat err)"
 done
 sha256sum --quiet --check sum && [[ $(cat other) == text ]] || fail "a file was lost"
-for command in "log merge all.h5 -o twice.h5" "report all.h5 -o twice.html"; do
+for command in "log merge all.h5 -o twice.h5" "report all.h5 -o twice.html" "log export --csv all.h5" "log diff runs/a.h5 all.h5" "log diff --devices all.h5"; do
     rc=0
     "$program" $command 2>err || rc=$?
     [[ $rc == 1 && ! -e twice.h5 && ! -e twice.html ]] && grep -q 'all.h5: it holds merged runs' err || fail "$command: exit code $rc: $(cat err)"

@@ -58,6 +58,10 @@ is 'r["floor_ns"] * 3000' "$((2 * (80 * 8192 * (2 * 72 * 128 + 3 * 28672) + 2 * 
 is 'r["read_bytes"]' $((141104775168 + 26843545600)) -m llama-3-70b -c 8192 --users 10
 is 'r["read_bytes"]' $((2 * 37000000000 + 8192 * 70272)) -m deepseek-v3 -c 8192
 is 'r["floor_ns"]' None -m llama-2-70b -c 1
+# a query of a layer that slides sees its window, not what a ubatch needs beside it: 15 layers of 512 tokens, 3 of all
+is 'r["read_bytes"] - r["bytes"]["weights"]' $((1024 * (15 * 512 + 3 * 8192))) -m gemma-3-270m -c 8192
+is 'r["read_bytes"] - r["bytes"]["weights"]' $((131072 * 260)) -m llama-3-8b -c 8192 --kv "sink=4 window=256"
+is 'r["peak_bytes"] == r["resident_bytes"]' True -m deepseek-v3 -c 4096 --kv int4 # of a joint record no other side waits in the peak
 is 'r["bytes_per_token"]' 23040 -m smollm2-135m -c 100
 is 'r["bytes_per_token"]' 12240 -m smollm2-135m -c 100 --kv int8
 is 'r["bytes_per_token"]' 6480 -m smollm2-135m -c 100 --kv int4
@@ -86,6 +90,9 @@ for name in $names; do
     grep -qF "\"$name\"" <("$program" plan -m "$name" -c 64 --json) || fail "plan -m $name"
 done
 
+is 'r["model"]' llama-3-70b -m Llama-3-70B -c 64
+is 'r["model"]' llama-3-70b -m meta-llama/Meta-Llama-3-70B -c 64
+
 # --- refusals ---
 refused 2 'neither a file nor one of the public models' -m nothing-like-it -c 64
 refused 2 'did you mean "llama-3-70b"?' -m llama3-70b -c 64
@@ -106,6 +113,14 @@ else
     device=${KVLAB_DEVICE:-0}
     refused 4 'more than 16 buffers' -m llama-3.1-405b -c 10000000 --device "$device"
     is 'r["floor_ns"] * r["bandwidth_gbps"] / r["read_bytes"] > 0.99' True -m smollm2-135m -c 64 --device "$device" --measure
+    # what the newest token reads: of layers that slide, of a window, of layers that share, of latents
+    for run in "arch_gemma3 f16" "tiny int8 sink=4 window=24" "arch_cla f16" "arch_deepseek2 int4 sink=4 tail=20"; do
+        small=$root/data/models/${run%% *}.gguf kv=${run#* }
+        "$program" eval ppl -m "$small" -f "$root/LICENSE" -c 64 --chunks 1 --ubatch 1 --protocol p2 --kv "$kv" --device "$device" -o read.h5 &>err || fail "$run: $(cat err)"
+        read=$("$program" log show --json read.h5 | python3 -c 'import json, sys; print(json.load(sys.stdin)["/memory"]["token_read_bytes"])')
+        is 'r["read_bytes"] - r["bytes"]["weights"]' "$read" -m "$small" -c 64 --ubatch 1 --kv "$kv" --device "$device"
+        rm read.h5
+    done
     for kv in f16 "int4 sink=4 tail=20"; do
         is 'r["weights_estimated"]' False -m "$model" -c 50 --kv "$kv" --ubatch 16 --device "$device"
         "$program" generate -m "$model" -p A -n 50 --ignore-eos --kv "$kv" --ubatch 16 --device "$device" --no-run-file --json >run.json 2>/dev/null

@@ -17,8 +17,13 @@ for kv in f16 int8 int4 "sink=2 window=24"; do "$program" eval kld -m "$model" -
 "$program" eval kld -m "$model" -f "$root/LICENSE" --kv "f16 keep=snapkv(window=4) budget=uniform(kept=0.5)" --protocol compress-then-score --context 48 --score 16 --chunks 3 --loss --layer-errors -o runs/snapkv.h5 &>/dev/null
 hostile='<img src=x onerror=console.error(1)><!--.h5'
 "$program" eval ppl -m "$model" -f "$root/LICENSE" -c 64 --chunks 2 -o "runs/$hostile" &>/dev/null
-"$program" bench -m "$model" -p 16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
+"$program" bench -m "$model" -p 8,16 -n 4 -d 0,32 -r 2 -o runs/bench.h5 &>/dev/null
 
+mkdir two
+cp runs/int4.h5 two/a.h5
+cp runs/int4.h5 two/b.h5
+python3 -c 'import h5py, numpy; h5py.File("two/b.h5", "r+")["config"].attrs["device"] = numpy.bytes_("another")'
+"$program" report two -o two.html >/dev/null || fail "report of two devices"
 "$program" report runs -o page.html >out || fail "report"
 [[ $(cat out) == "page.html: 7 runs" ]] || fail "$(cat out)"
 ! grep -oE '(src|href)="?(https?:)?//' page.html || fail "the page loads something"
@@ -125,6 +130,22 @@ try:
     group(1)
     assert len(legend()) == 1 and "snapkv(window=4)" in legend()[0] and "control" not in legend()[0], legend() # its window is an option of the score
     group(0)
+    # One that looks first sees the largest group; bars are inside the axis; lines join tests of one size.
+    sizes = page.run("[...document.querySelector('#quality select').options].map((o) => +o.textContent.match(/\\((\\d+)\\)$/)[1])")
+    assert sizes == [5, 1], sizes
+    named = page.run("[...document.querySelector('#quality select').options].map((o) => o.value)")
+    assert [re.sub("text [0-9a-f]{8}", "text", name) for name in named] == ["tiny, text, context 64, p1, 31 scored", "tiny, text, context 64, p3, 16 scored"], named
+    page.run("(() => { const e = document.querySelectorAll('#quality select')[1]; e.value = 'quality_ppl'; e.dispatchEvent(new Event('change')); })()")
+    ends = page.run("""(() => { const c = Chart.getChart(document.querySelector('#quality canvas'));
+        return [c.scales.y.min, c.scales.y.max, ...c.data.datasets.flatMap((s) => s.data.flatMap((p) => p.se > 0 ? [p.y - p.se, p.y + p.se] : []))]; })()""")
+    assert len(ends) == 12 and ends[0] <= min(ends[2:]) and ends[1] >= max(ends[2:]), ends
+    page.run("(() => { const e = document.querySelectorAll('#quality select')[1]; e.value = 'quality_kld_mean'; e.dispatchEvent(new Event('change')); })()")
+    kinds = page.run("[...document.querySelector('#speed select').options].map((o) => o.value)")
+    assert kinds == ["prefill of 8", "prefill of 16", "decode of 4"], kinds
+    lines = page.run("Chart.getChart(document.querySelector('#speed canvas')).data.datasets.map((s) => s.data.map((p) => p.x))")
+    assert lines == [[0, 32]], lines
+    shared = page.run("document.querySelector('#runs .shared').textContent")
+    assert "model tiny" in shared and "context" not in shared and not page.run("[...document.querySelectorAll('#runs th')].some((e) => e.textContent === 'model')"), shared
     for figure, n in (("quality", 4), ("roofline", 1)):
         command = page.run(f"document.querySelector('#{figure} .repeat code').textContent")
         assert command.count(" &&\n") == n and command.endswith(" report runs -o page.html") and "eval kld" in command, command
@@ -154,6 +175,9 @@ try:
         text = subprocess.run(["pdftotext", "-layout", "print.pdf", "-"], stdout=subprocess.PIPE, text=True, check=True).stdout
         assert all(os.path.basename(file) in re.sub(r"\s+", "", text) for file in glob.glob("runs/int*.h5")), text[:2000]
         assert text.count("config_hash") == 7, f"details are open {text.count('config_hash')} times in print"
+    page.call("Page.navigate", url=f"file://{os.path.abspath('two.html')}")
+    page.wait_for("Page.loadEventFired")
+    assert [name.split(" (")[0].split(", ")[1] for name in legend()] == [h5py.File("two/a.h5")["config"].attrs["device"].decode().split(" (")[0], "another"], legend()
     assert page.messages == [], page.messages
     print(f"{len(reached)} controls by keyboard; {os.path.getsize('print.pdf')} bytes in print")
 finally:

@@ -25,10 +25,13 @@ models: [m.gguf]
 texts: [text]'
 cp "$root/data/models/tiny.gguf" m.gguf
 head -c 3000 "$root/LICENSE" >text
-printf '%s\nkvs: [f16]\n' "$head" >grid.yaml && refused 'Unexpected key: kvs' && grep -q 'grid.yaml.*line: [45]' err || fail "line: $(cat err)"
+printf '%s\nkvs: [f16]\n' "$head" >grid.yaml && refused 'grid.yaml: line 5: Unexpected key: kvs; did you mean kv' && grep -q 'legal are name command' err || fail "line: $(cat err)"
+printf '# model: the tiny one\nmodel: [m.gguf]\n%s\n' "$head" >grid.yaml && refused 'grid.yaml: line 2: Unexpected key: model; did you mean models'
+printf '%s\noptions: [--output=x.h5]\n' "$head" >grid.yaml && refused "are the sweep's"
+printf '%s\ncells: [{options: [--no-run-file]}]\n' "$head" >grid.yaml && refused "are the sweep's"
 printf '%s\nkv: {a: b}\n' "$head" >grid.yaml && refused "'kv' (line: 5"
 printf '%s\nkv: [f16\n' "$head" >grid.yaml && refused "'kv' (line: 5"
-printf '%s\ncells:\n  - {kv: f16}\n  - {kvv: f16}\n' "$head" >grid.yaml && refused 'Unexpected key: kvv' && grep -q "'cells' (line: [56]" err || fail "line: $(cat err)"
+printf '%s\ncells:\n  - {kv: f16}\n  - {kvv: f16}\n' "$head" >grid.yaml && refused 'grid.yaml: line 7: Unexpected key: kvv' && grep -q 'legal are model text kv ctx seed device options' err || fail "line: $(cat err)"
 printf 'command: eval ppl\n' >grid.yaml && refused 'grid.yaml: Missing required mapping field: name'
 : >grid.yaml && refused 'the file holds nothing'
 printf '# only this\n---\n' >grid.yaml && refused 'grid.yaml: '
@@ -144,17 +147,34 @@ for line in open("log"):
 assert most == 2, most
 PYTHON
 
+# --- the ETA knows that cells are not equal: 6 fast ones and a slow one have ended, 5 slow ones are left ---
+cat >uneven <<'SH'
+#!/usr/bin/env bash
+for word; do out=$word; done
+[[ $* == *"--kv slow"* ]] && sleep 1
+echo run >"$out"
+SH
+chmod +x uneven
+printf 'name: u\ncommand: x\nprogram: ./uneven\nkv: [fast, slow]\nseeds: [1, 2, 3, 4, 5, 6]\n' >uneven.yaml
+"$program" sweep uneven.yaml >/dev/null 2>err || fail "uneven cells: $(cat err)"
+[[ $(sed -n 's/^\[7\/12\].*ETA \([0-9]*\) s$/\1/p' err) -ge 5 && $(tail -n 1 err) == *"ETA 0 s" ]] || fail "the ETA: $(cat err)"
+
 # --- Ctrl-C: running cells end, the same command goes on ---
 rm -rf devices log
 FAKE_SECONDS=0.3 "$program" sweep fake.yaml -o devices >out 2>err &
 pid=$!
-sleep 0.5
+until compgen -G 'devices/*.h5' >/dev/null; do sleep 0.05; done
 kill -INT $pid
 rc=0
 wait $pid || rc=$?
 [[ $rc == 1 ]] && grep -q 'interrupted: [1-7] of 8 cells' err || fail "Ctrl-C: exit code $rc: $(cat err)"
 "$program" sweep fake.yaml -o devices >out 2>/dev/null
 [[ $(find devices -name '*.h5' | wc -l) == 8 && $(find devices -name '*.log' | wc -l) == 0 ]] || fail "after Ctrl-C: $(ls devices)"
+
+# --- contexts reach the tasks that call them so ---
+printf 'name: r\ncommand: eval recall\nmodels: [m.gguf]\ntexts: [text]\nctx: [128, 256]\nseeds: [1, 2]\n' >recall.yaml
+sweep 0 0 0 0 0 recall.yaml --dry-run
+[[ $(get sweep.json 'len({c["id"] for c in r["cells"]})') == 4 ]] || fail "contexts of a task: $(cat sweep.json)"
 
 # --- the tiny model ---
 if [[ $("$program" devices --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["devices"]))') == 0 ]]; then
@@ -166,4 +186,10 @@ sweep 3 0 3 1 0 grid.yaml
 for file in runs/t/*.h5; do "$program" log show --json "$file" >show.json && [[ $(get show.json 'r["status"]') == complete ]] || fail "$file"; done
 [[ $(get show.json '"--output runs/t/" in r["command_line"]') == True ]] || fail "the run file does not say its command"
 sweep 3 3 0 1 0 grid.yaml
+! grep -q 'is of revision' err || fail "the same program: $(cat err)"
+if python3 -c 'import h5py' 2>/dev/null; then # cells of another program are done, and named
+    for file in runs/t/*.h5; do python3 -c 'import h5py, numpy, sys; h5py.File(sys.argv[1], "r+").attrs["git"] = numpy.bytes_("0123456789ab")' "$file"; done
+    sweep 3 3 0 1 0 grid.yaml
+    [[ $(grep -c 'is of revision 0123456789ab, this program is' err) == 1 ]] || fail "another program: $(cat err)"
+fi
 [[ $(get sweep.json '[c["error"] for c in r["cells"] if c["status"] == "failed"]') == *"group"* ]] || fail "the failing cell: $(cat sweep.json)"

@@ -57,6 +57,15 @@ rc=0
 "$program" trace -m "$model" -p "$(printf 'x%.0s' {1..600})" -o long.html 2>err || rc=$?
 [[ $rc == 2 && ! -e long.html ]] && grep -q 512 err || fail "a long prompt: exit code $rc: $(cat err)"
 
+# A model of latents is one, and its record as large as the cache's.
+"$program" trace -m "$root/data/models/arch_deepseek2.gguf" -p "the cache" -n 2 --kv f16 -o latent.html >/dev/null || fail "trace of a model of latents"
+python3 - <<'PYTHON' || fail "the shape of a model of latents"
+import json, re
+data = json.loads(re.search(r'id="data">(.*?)</script>', open("latent.html").read(), re.S).group(1))
+shape = data["shape"]
+assert (shape["n_layer"], shape["n_head"], shape["key_dim"], shape["value_dim"], shape["joint"]) == (3, 4, 48, 32, 80), shape
+PYTHON
+
 browser=$(command -v chromium || command -v chromium-browser) || { echo "no chromium: the page was not opened"; exit 0; }
 python3 - <<'PYTHON'
 page = open("snapkv.html").read()
@@ -67,6 +76,8 @@ result.gone = document.querySelectorAll("#tokens .gone").length;
 get("cached").click(); result.computed = get("computed").textContent;
 document.querySelector("#scheme input[value=MQA]").click(); result.size = document.querySelector("#sizes td").textContent;
 buttons[3].focus(); result.about = get("about-token").textContent;
+get("next").click(); result.later = get("about-token").textContent; get("back").click(); result.again = get("about-token").textContent;
+result.own = [...document.querySelectorAll("#scheme label")].map((e) => e.textContent.trim());
 document.querySelectorAll("#streams rect")[5].dispatchEvent(new Event("click")); result.layer = get("layer").value + " " + get("head").value;
 document.body.append(Object.assign(document.createElement("pre"), { id: "probe", textContent: JSON.stringify(result) }));
 </script></body>"""
@@ -83,6 +94,8 @@ data = json.loads(re.search(r'id="data">(.*?)</script>', dom, re.S).group(1))
 n = data["n_prompt"] + 2
 assert result["at"] == 2 and result["tokens"] == data["n_prompt"] + 20 and f"{n} tokens seen" in result["where"], result
 assert result["gone"] > 0 and result["computed"] == str(n * 6) and result["size"] == str(3 * 2 * 32 * 2), result
+assert result["later"].startswith("Token 3 ") and result["later"] != result["about"] == result["again"], result # attention to it has changed
+assert result["own"] == ["MHA", "GQA (this model)", "MQA", "MLA"], result
 assert result["about"].startswith("Token 3 ") and result["layer"] == "2 1", result
 assert "<b>the" not in dom.split('id="data"')[0] and "<b>the" not in re.sub(r'<script.*?</script>', "", dom, flags=re.S), "the prompt became HTML"
 print("the page steps, switches and shows")

@@ -27,6 +27,14 @@ const folders = rows.map((row) => row.file.split("/").slice(0, -1));
 const common = folders[0].filter((name, i) => folders.every((path) => path.slice(0, i + 1).join("/") === folders[0].slice(0, i + 1).join("/"))).join("/");
 for (const row of rows) row.name = common ? row.file.slice(common.length + 1) : row.file;
 
+// A run as it is called beside others: its strategy, and what tells it from those of the same strategy.
+const telling = ["config_model", "config_device", "config_text_sha256", "config_base", "config_exact"];
+const setting = (row, key) => ({ config_text_sha256: `text ${text(row[key]).slice(0, 8)}`, config_base: `base ${text(row[key])}`, config_exact: row[key] ? "exact" : "not exact" })[key] ?? text(row[key]);
+function calledAmong(list, row) {
+  const same = list.filter((one) => one.label === row.label);
+  return [row.label, ...telling.filter((key) => same.some((one) => one[key] !== row[key])).map((key) => setting(row, key))].join(", ");
+}
+
 function element(name, attributes, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes ?? {})) node.setAttribute(key, value);
@@ -46,16 +54,20 @@ function choice(section, label, values, change) {
 
 // ---- tables ----
 
+// columns: [key, title, whether it is a setting: one that all rows share is said once, above the table].
 function table(place, columns, data) {
   const section = document.getElementById(place);
   if (data.length === 0) return void (section.hidden = true);
-  const used = columns.filter(([key]) => data.some((row) => row[key] !== undefined));
+  const filled = columns.filter(([key]) => data.some((row) => row[key] !== undefined));
+  const shared = filled.filter(([key, , isSetting]) => isSetting && data.length > 1 && data.every((row) => row[key] === data[0][key]));
+  const used = filled.filter((one) => !shared.includes(one));
+  if (shared.length) section.querySelector(".scroll").before(element("p", { class: "shared" }, `All have ${shared.map(([key, name]) => `${name} ${shown(data[0][key])}`).join(", ")}.`));
   const body = element("tbody");
   const fill = (list) => body.replaceChildren(...list.map((row) => element("tr", {}, ...used.map(([key]) => {
     const value = row[key];
     const cell = element("td", { "data-key": key }, shown(value));
     if (typeof value === "number") cell.dataset.value = value;
-    else cell.className = "text";
+    else cell.className = text(value).length > 40 ? "text long" : "text";
     return cell;
   }))));
   const heads = used.map(([key, name]) => {
@@ -139,7 +151,13 @@ function legend(section, datasets) {
   const named = datasets.filter((set) => !set.hideLegend), list = element("ol", {}, ...named.map((set) => element("li", {}, `${set.mark} `, symbol(set), ` ${set.label}`)));
   const box = section.querySelector(".legend") ?? section.querySelector(".chart").insertAdjacentElement("afterend", element("details", { class: "legend" }, element("summary")));
   box.open = named.length <= 20;
-  box.replaceChildren(element("summary", {}, `What the ${named.length} numbers in the figure are`), list);
+  box.replaceChildren(element("summary", {}, named.length === 1 ? "What the number in the figure is" : `What the ${named.length} numbers in the figure are`), list);
+}
+
+// The axis reaches to the ends of all error bars that it can show.
+function withBars(scale, datasets) {
+  const ends = datasets.flatMap((set) => set.data.flatMap(({ y, se }) => [y - (se > 0 ? se : 0), y + (se > 0 ? se : 0)])).filter((end) => scale.type === "linear" || end > 0);
+  return { ...scale, suggestedMin: Math.min(...ends), suggestedMax: Math.max(...ends) };
 }
 
 function draw(section, datasets, x, y, tip) {
@@ -150,7 +168,7 @@ function draw(section, datasets, x, y, tip) {
   new Chart(canvas, {
     type: "scatter", data: { datasets }, plugins: [bars, marks],
     options: {
-      animation: false, maintainAspectRatio: false, scales: { x, y },
+      animation: false, maintainAspectRatio: false, scales: { x, y: withBars(y, datasets) },
       plugins: {
         legend: { display: false },
         tooltip: { callbacks: { label: (item) => tip(item.raw, item.dataset) } },
@@ -176,8 +194,9 @@ const measures = [["quality_kld_mean", "KLD to the base, nat", "quality_kld_se_c
 function drawQuality() {
   const section = document.getElementById("quality");
   const scored = rows.filter((row) => row.quality_ppl !== undefined && row.per_token > 0);
-  const key = (row) => [row.config_model, `${text(row.config_text_sha256).slice(0, 8)}`, row.config_n_ctx, row.config_protocol].join(" | ");
-  const groups = [...new Set(scored.map(key))];
+  const key = (row) => `${row.config_model}, ${setting(row, "config_text_sha256")}, context ${row.config_n_ctx}, ${row.config_protocol}, ${Math.round(row.quality_n_tokens / row.quality_n_chunks)} scored`;
+  const size = (name) => scored.filter((row) => key(row) === name).length;
+  const groups = [...new Set(scored.map(key))].sort((a, b) => size(b) - size(a)); // who looks first sees the most
   if (groups.length === 0) return void (section.hidden = true);
   let axis = "as it fits", group = groups[0], measure = measures.find(([name]) => scored.some((row) => row[name] !== undefined));
   const redraw = () => {
@@ -188,7 +207,8 @@ function drawQuality() {
     const at = (row) => ({ x: row.per_token, y: row[measure[0]] });
     const sets = points.map((row, i) => {
       const color = colors[i % colors.length], few = row.quality_n_chunks < 16, control = controls.find(({ pattern }) => pattern.test(text(row.config_kv)));
-      return { label: control ? `${row.label} (control: ${control.what})` : row.label, data: [{ ...at(row), se: row[measure[2]], row }], borderColor: color,
+      const label = calledAmong(points, row);
+      return { label: control ? `${label} (control: ${control.what})` : label, data: [{ ...at(row), se: row[measure[2]], row }], borderColor: color,
         backgroundColor: few ? "transparent" : color, pointRadius: control ? 8 : 5, pointStyle: control?.shape ?? "circle", borderWidth: control ? 2 : 1 };
     });
     const missing = controls.filter(({ pattern, what }) => {
@@ -197,7 +217,7 @@ function drawQuality() {
       return line.length === 0;
     });
     const zero = all.length - points.length;
-    document.getElementById("missing").textContent = (zero ? `Not on a logarithmic axis: ${all.filter((row) => !(row[measure[0]] > 0)).map((row) => row.label).join(", ")}, at 0. ` : "") + (missing.length ? `Controls that these runs lack: ${missing.map(({ what, name }) => `${what} (${name})`).join(", ")}.` : "");
+    document.getElementById("missing").textContent = (zero ? `Not on a logarithmic axis: ${all.filter((row) => !(row[measure[0]] > 0)).map((row) => calledAmong(all, row)).join(", ")}, at 0. ` : "") + (missing.length ? `Controls that these runs lack: ${missing.map(({ what, name }) => `${what} (${name})`).join(", ")}.` : "");
     const front = points.filter((a) => !points.some((b) => b !== a && b.per_token <= a.per_token && b[measure[0]] <= a[measure[0]] && (b.per_token < a.per_token || b[measure[0]] < a[measure[0]])));
     const line = front.map(at).sort((a, b) => a.x - b.x);
     sets.push({ label: "not beaten", data: line, showLine: true, pointRadius: 0, borderColor: style("--soft"), borderDash: [4, 4], hideLegend: true });
@@ -205,7 +225,7 @@ function drawQuality() {
     draw(section, sets, scale("resident bytes a token"), scale(measure[1], type),
       (point, set) => `${set.label}: ${shown(point.x)} bytes, ${shown(point.y)}${point.se ? ` +/- ${shown(point.se)}` : ""}`);
   };
-  choice(section, "Runs of", groups.map((name) => [name, name]), (value) => { group = value; redraw(); });
+  choice(section, "Runs of", groups.map((name) => [name, `${name} (${size(name)})`]), (value) => { group = value; redraw(); });
   choice(section, "Quality", measures.filter(([name]) => scored.some((row) => row[name] !== undefined)).map(([name, title]) => [name, title]),
     (value) => { measure = measures.find(([name]) => name === value); redraw(); });
   choice(section, "Axis", ["as it fits", "linear", "logarithmic"].map((name) => [name, name]), (value) => { axis = value; redraw(); });
@@ -214,30 +234,38 @@ function drawQuality() {
 
 // ---- speed ----
 
+const phases = { pp: "prefill of", tg: "decode of" };
 const speeds = rows.flatMap((row) => {
   const tests = column(row.tree, "/bench", "test").map((test, i) => ({
-    row, file: row.name, kv: row.label, device: row.config_device, test, kind: /^tg/.test(test) ? "decode" : "prefill",
+    row, file: row.name, kv: row.label, model: row.config_model, device: row.config_device, test, kind: test.replace(/@.*/, "").replace(/^(pp|tg)(\d+)/, (_, phase, n) => `${phases[phase]} ${n}`),
     context: column(row.tree, "/bench", "depth")[i], tokens_per_s: column(row.tree, "/bench", "tokens_per_s")[i],
     sd: column(row.tree, "/bench", "sd")[i], repetitions: column(row.tree, "/bench", "repetitions")[i],
   }));
   const own = row.quality_prefill_tokens_per_s;
-  if (own !== undefined) tests.push({ row, file: row.name, kv: row.label, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
+  if (own !== undefined) tests.push({ row, file: row.name, kv: row.label, model: row.config_model, device: row.config_device, test: row.config_command, kind: row.config_command, context: row.config_n_ctx, tokens_per_s: own });
   return tests;
 });
+// The lines of a kind of test, [name, speeds]: of what was run at more than one context.
+function linesOf(kind) {
+  const of = speeds.filter((one) => one.kind === kind), runs = of.map((one) => one.row), lines = new Map();
+  for (const one of of) {
+    const name = calledAmong(runs, one.row);
+    lines.set(name, [...(lines.get(name) ?? []), one]);
+  }
+  return [...lines].filter(([, line]) => new Set(line.map((one) => one.context)).size > 1);
+}
 function drawSpeed() {
   const section = document.getElementById("speed");
-  const kinds = [...new Set(speeds.map((s) => s.kind))].filter((kind) => new Set(speeds.filter((s) => s.kind === kind).map((s) => s.context)).size > 1);
+  const kinds = [...new Set(speeds.map((s) => s.kind))].filter((kind) => linesOf(kind).length);
   if (kinds.length === 0) return void (section.hidden = true);
   let kind = kinds[0];
   const redraw = () => {
-    const series = new Map(), shownNow = speeds.filter((one) => one.kind === kind), devices = new Set(shownNow.map((one) => one.device));
-    for (const s of shownNow) {
-      const name = devices.size > 1 ? `${s.kv}, ${s.device}` : s.kv;
-      series.set(name, [...(series.get(name) ?? []), { x: s.context, y: s.tokens_per_s, se: s.sd }]);
-    }
-    const sets = [...series].map(([label, data], i) => ({ label, data: data.sort((a, b) => a.x - b.x), showLine: true, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length] }));
-    repeat(section, [...new Set(shownNow.map((one) => one.row))]);
-    draw(section, sets, fromZero(scale("tokens in the cache")), fromZero(scale(`tokens a second${devices.size === 1 ? `, ${[...devices][0]}` : ""}`)), (point, set) => `${set.label}: ${shown(point.y)} tokens/s at ${point.x}`);
+    const lines = linesOf(kind), runs = lines.flatMap(([, line]) => line.map((one) => one.row)), devices = new Set(runs.map((row) => row.config_device));
+    const sets = lines.map(([label, line], i) => ({ label, data: line.map((one) => ({ x: one.context, y: one.tokens_per_s, se: one.sd })).sort((a, b) => a.x - b.x), showLine: true,
+      borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length] }));
+    document.getElementById("device").textContent = devices.size === 1 ? `Device: ${[...devices][0]}.` : "";
+    repeat(section, [...new Set(runs)]);
+    draw(section, sets, fromZero(scale("tokens in the cache")), fromZero(scale("tokens a second")), (point, set) => `${set.label}: ${shown(point.y)} tokens/s at ${point.x}`);
   };
   choice(section, "Test", kinds.map((name) => [name, name]), (value) => { kind = value; redraw(); });
   whenShown(redraw);
@@ -337,7 +365,8 @@ function drawRoofline() {
     repeat(section, [list[0].row]);
     draw(section, sets, scale("operations a byte", "logarithmic"), scale("GFLOP/s", "logarithmic"), (point, set) => `${set.label}: ${shown(point.y)} GFLOP/s`);
   };
-  choice(section, "Run", files.map((name) => [name, name]), (value) => { file = value; redraw(); });
+  const run = (name) => rows.find((row) => row.name === name);
+  choice(section, "Run", files.map((name) => [name, `${calledAmong(files.map(run), run(name))} (${name})`]), (value) => { file = value; redraw(); });
   whenShown(redraw);
 }
 
@@ -348,11 +377,13 @@ drawQuality();
 drawSpeed();
 drawHeat();
 drawRoofline();
-table("runs", [["name", "run file"], ["config_command", "command"], ["label", "kv"], ["config_device", "device"], ["config_model", "model"], ["config_n_ctx", "context"], ["config_protocol", "protocol"],
+const onlyNll = rows.some((row) => row.quality_nll !== undefined && row.quality_ppl === undefined);
+table("runs", [["name", "run file"], ["config_command", "command", true], ["label", "kv"], ["config_device", "device", true], ["config_model", "model", true], ["config_n_ctx", "context", true], ["config_protocol", "protocol", true],
   ["memory_bytes_per_token", "bytes/token"], ["memory_resident_bytes", "resident bytes"], ["quality_n_chunks", "chunks"], ["quality_ppl", "perplexity"], ["quality_ppl_se_chunk", "se (chunks)"],
-  ["quality_kld_mean", "KLD"], ["quality_kld_se_chunk", "se (chunks)"], ["quality_same_top1", "same top 1"], ["status", "status"]], rows);
-table("speeds", [["kv", "kv"], ["device", "device"], ["test", "test"], ["context", "context"], ["tokens_per_s", "tokens/s"], ["sd", "sd"], ["repetitions", "repetitions"], ["file", "run file"]], speeds);
-table("kernels", [["name", "kernel"], ["phase", "phase"], ["calls", "calls"], ["ns_sum", "ns"], ["bytes", "bytes"], ["flops", "operations"], ["gbps", "GB/s"], ["gflops", "GFLOP/s"], ["peak_share", "share of peak"], ["kv", "kv"], ["file", "run file"]], kernels);
+  ["quality_kld_mean", "KLD"], ["quality_kld_se_chunk", "se (chunks)"], ["quality_same_top1", "same top 1"], ...(onlyNll ? [["quality_nll", "nll"]] : []), ["quality_recall_kept", "recall kept"],
+  ["quality_needle_exact", "needles found"], ["quality_first_median", "tokens in common"], ["quality_tokens_per_s", "tokens/s"], ["git", "revision", true], ["status", "status", true]], rows);
+table("speeds", [["kv", "kv"], ["model", "model", true], ["device", "device", true], ["test", "test", true], ["context", "context", true], ["tokens_per_s", "tokens/s"], ["sd", "sd"], ["repetitions", "repetitions", true], ["file", "run file"]], speeds);
+table("kernels", [["name", "kernel"], ["phase", "phase", true], ["calls", "calls"], ["ns_sum", "ns"], ["bytes", "bytes"], ["flops", "operations"], ["gbps", "GB/s"], ["gflops", "GFLOP/s"], ["peak_share", "share of peak"], ["kv", "kv", true], ["device", "device", true], ["file", "run file", true]], kernels);
 document.querySelector("#provenance div").append(...rows.map((row) => element("details", {},
   element("summary", {}, `${row.name}: ${row.label}`), element("p", {}, element("code", {}, row.command_line)),
   element("dl", {}, ...Object.entries(row).filter(([, value]) => typeof value !== "object").flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, text(value))])))));

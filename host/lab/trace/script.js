@@ -13,7 +13,7 @@ const names = { s: "exact, as a sink", c: "stored", t: "exact, until it is encod
 const expand = (runs) => runs.replace(/(\d+)([a-z])/g, (_, n, letter) => letter.repeat(+n));
 const states = page.states.map((text) => { const [k, v] = text.split("|"); return [expand(k), expand(v ?? k)]; });
 const begins = page.steps.map(((sum) => (step) => { const at = sum; sum += streams * step.position; return at; })(0));
-let at = 0, layer = 0, head = 0, timer = 0;
+let at = 0, layer = 0, head = 0, timer = 0, described = -1;
 
 function element(name, attributes, ...children) {
   const node = name.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", name.slice(4)) : document.createElement(name);
@@ -53,13 +53,15 @@ function showWork() {
 // ---- schemes ----
 
 // The model's own groups if it has them, else 8 query heads a key.
+const width = (s) => s.key_dim + s.value_dim;
 const groups = (s) => (s.n_kv_head > 1 && s.n_kv_head < s.n_head ? s.n_kv_head : Math.max(1, Math.round(s.n_head / 8)));
 const schemes = {
-  MHA: (s) => ({ boxes: s.n_head, elements: 2 * s.n_head * s.head_dim }),
-  GQA: (s) => { const n = groups(s); return { boxes: n, elements: 2 * n * s.head_dim }; },
-  MQA: (s) => ({ boxes: 1, elements: 2 * s.head_dim }),
-  MLA: (s) => ({ boxes: 1, elements: 4.5 * s.head_dim }), // DeepSeek-V2's proportions: a latent of 4 heads, half a head rotated
+  MHA: (s) => ({ boxes: s.n_head, elements: s.n_head * width(s) }),
+  GQA: (s) => { const n = groups(s); return { boxes: n, elements: n * width(s) }; },
+  MQA: (s) => ({ boxes: 1, elements: width(s) }),
+  MLA: (s) => ({ boxes: 1, elements: s.joint || 4.5 * s.key_dim }), // else DeepSeek-V2's proportions: a latent of 4 heads, half a head rotated
 };
+const own = (s) => (s.joint ? "MLA" : s.n_kv_head === s.n_head ? "MHA" : s.n_kv_head === 1 ? "MQA" : "GQA");
 
 function showScheme(name) {
   const shape = page.shape, { boxes } = schemes[name](shape), q = shape.n_head, svg = get("heads");
@@ -81,9 +83,9 @@ function showScheme(name) {
 
 for (const name of Object.keys(schemes)) {
   const input = element("input", { type: "radio", name: "scheme", value: name });
-  input.checked = name === "GQA";
+  input.checked = name === own(page.shape);
   input.addEventListener("change", () => showScheme(name));
-  get("scheme").append(element("label", {}, input, ` ${name}`));
+  get("scheme").append(element("label", {}, input, name === own(page.shape) ? ` ${name} (this model)` : ` ${name}`));
 }
 
 // ---- the run ----
@@ -98,6 +100,7 @@ get("tokens").append(...buttons);
 function describe(i) {
   const step = page.steps[at], stream = layer * heads + head;
   if (i >= step.position) return;
+  described = i;
   const [k, v] = states[step.state[stream]];
   let kept = 0, most = 0;
   for (let s = 0; s < streams; s++) {
@@ -118,6 +121,7 @@ function showRun() {
     button.style.background = `linear-gradient(${color(k[i])} 50%, ${color(v[i])} 50%)`;
     button.lastChild.style.width = `${Math.sqrt(mass(at, stream, i)) * 100}%`;
   });
+  if (described >= 0) describe(described); // it may be gone by now, or attended to otherwise
   const svg = get("streams"), size = 700 / Math.max(layers, 12), box = Math.min(size, 24);
   svg.setAttribute("viewBox", `0 0 ${layers * box} ${heads * box}`);
   svg.style.maxWidth = `${layers * box}px`;
@@ -162,5 +166,5 @@ for (const [id, n, set] of [["layer", layers, (x) => { layer = x; }], ["head", h
   get(id).addEventListener("change", () => { set(+get(id).value); showRun(); });
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
-showScheme("GQA");
+showScheme(own(page.shape));
 show();
