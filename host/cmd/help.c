@@ -9,7 +9,7 @@ static const char *const exit_codes[][2] = {
     {"0", "done"},
     {"1", "error"},
     {"2", "usage: an option, a spec or a command that is not legal"},
-    {"3", "verification failed: a result differs from its reference"},
+    {"3", "verification failed: a result differs from its reference; or cells of a sweep failed"},
     {"4", "device lost, or out of its memory"},
     {"77", "skipped: not applicable on this device or machine"},
 };

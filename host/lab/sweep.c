@@ -10,13 +10,14 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 const char *const kvl_cell_state_name[KVL_CELL_STATES] = {"waiting", "done before", "running", "done", "failed", "skipped"};
 
-enum { PATH_BYTES = 4096 };
+enum { PATH_BYTES = 4096, LEAST_FREE_BYTES = 16 << 20 };
 
 kvl_status kvl_sweep_path(const struct kvl_sweep *sweep, const struct kvl_sweep_cell *cell, const char *suffix, char *path, size_t size)
 {
@@ -182,6 +183,17 @@ static bool device_is_free(const struct runner *r, const struct kvl_sweep_cell *
     return true;
 }
 
+/* On a full disk each cell would compute and then fail. */
+static kvl_status check_room(const struct kvl_sweep *sweep)
+{
+    struct statvfs fs;
+    if (statvfs(sweep->out, &fs) != 0) return KVL_OK; /* the cell will say */
+    const uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (free_bytes >= LEAST_FREE_BYTES) return KVL_OK;
+    return kvl_fail(KVL_E_IO, "%s: %llu MiB are free there, a run file may take %d; make room, and the same command goes on", sweep->out,
+                    (unsigned long long)(free_bytes >> 20), LEAST_FREE_BYTES >> 20);
+}
+
 static kvl_status start_some(struct runner *r)
 {
     kvl_status status = KVL_OK;
@@ -189,6 +201,7 @@ static kvl_status start_some(struct runner *r)
         struct kvl_sweep_cell *cell = &r->sweep->cell[i];
         bool started = false;
         if (cell->state != KVL_CELL_WAITS || !device_is_free(r, cell)) continue;
+        KVL_TRY(check_room(r->sweep));
         KVL_TRY(start(r->sweep, cell, &r->before, &started));
         if (started) r->running[r->n_running++] = cell;
     }

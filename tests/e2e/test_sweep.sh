@@ -171,6 +171,18 @@ wait $pid || rc=$?
 "$program" sweep fake.yaml -o devices >out 2>/dev/null
 [[ $(find devices -name '*.h5' | wc -l) == 8 && $(find devices -name '*.log' | wc -l) == 0 ]] || fail "after Ctrl-C: $(ls devices)"
 
+# --- a full disk stops the sweep before its cells compute for nothing ---
+mkdir small
+if mount -t tmpfs -o size=8m none small 2>/dev/null; then
+    rc=0
+    "$program" sweep fake.yaml -o small/runs >out 2>err || rc=$?
+    ran=$(find small -name '*.h5' | wc -l) # before the file system goes
+    umount small
+    [[ $rc == 1 && $ran == 0 ]] && grep -q 'small/runs: [0-9]* MiB are free there, a run file may take 16' err || fail "a full disk: exit code $rc, $ran runs: $(cat err)"
+else
+    echo "no small file system can be mounted here: a full disk is not tried"
+fi
+
 # --- contexts reach the tasks that call them so ---
 printf 'name: r\ncommand: eval recall\nmodels: [m.gguf]\ntexts: [text]\nctx: [128, 256]\nseeds: [1, 2]\n' >recall.yaml
 sweep 0 0 0 0 0 recall.yaml --dry-run
