@@ -57,8 +57,7 @@ static void fill(struct setup *s)
 static void open_setup(struct setup *s, const char *spec)
 {
     struct kvl_device *device = kvl_test_device;
-    const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(device);
     struct kvl_cache_plan plan;
     assert_ok(kvl_spec_parse(spec, &s->spec));
     assert_ok(kvl_spec_load_tables(s->spec, random_table, &s->dims));
