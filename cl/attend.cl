@@ -646,6 +646,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             }
         }
     }
+    KVL_COUNT_CUT(status, n)
 #if KVL_JOINS
     if (n_splits == 1) return;
     global uint *arrived = status + KVL_COUNTS + h;

@@ -765,6 +765,17 @@ done:
     return status;
 }
 
+/* Blocks, where there is something to check. */
+static kvl_status check_loops(struct kvl_cache *cache, uint32_t l, uint32_t n)
+{
+    struct kvl_cache_counts counts = {0};
+    const struct kvl_caps *caps = kvl_device_caps(cache->device);
+    const kvl_status status = kvl_loops_are_cut(caps) ? kvl_cache_counts(cache, &counts) : KVL_OK;
+    if (status != KVL_OK || counts.cut == 0) return status;
+    return kvl_fail(KVL_E_UNSUPPORTED, "%s ends long loops early, and %u tokens of this cache take longer ones: use another device or fewer tokens", caps->name,
+                    longest(cache, &cache->plan.layer[l]) + n);
+}
+
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
                          bool with_append, struct kvl_buffer *sums)
 {
@@ -808,6 +819,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){n_rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
                            merged, args, sizeof args / sizeof args[0]));
     }
+    KVL_TRY(check_loops(cache, l, n));
 done:
     return status;
 }
