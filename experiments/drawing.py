@@ -6,14 +6,14 @@ from pathlib import Path
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 
 
-def new_figure(*size, columns=1, **more):
+def new_figure(*size, columns=1, rows=1, **more):
     """(figure, axes) of `size` inches; the same input gives the same file."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     plt.rcParams["svg.hashsalt"] = "kvlab"
-    return plt.subplots(1, columns, figsize=size, layout="constrained", **more)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", **more)
 
 
 def save_figure(figure, path, command):

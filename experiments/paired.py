@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from drawing import new_figure, save_figure  # noqa: F401
+from run_files import ROOT, run_files_in
 from scipy import stats
-
-ROOT = Path(__file__).resolve().parent.parent
-
 
 WINDOW = ("chunk", "length", "depth", "gap", "seed")  # the columns that say which window, or sequence of a task, a row is of
 
@@ -27,9 +25,7 @@ def parse_arguments(about, out, runs, figure):
 
 def read_runs(kvlab, *folders, key=lambda facts: facts["config_kv_given"]):
     """{key: {"run", "facts" (everything the file says), "rows" {window: {column: number}}}} of complete runs, specs as given; of two, the one with more rows."""
-    files = [str(path) for folder in folders for path in sorted(Path(folder).glob("*.h5"))]
-    if not files:
-        return {}
+    files = run_files_in(*folders)
     export = lambda *words: csv.DictReader(subprocess.run([kvlab, "log", "export", "--csv", *words, *files], capture_output=True, text=True, check=True,
                                                           cwd=ROOT).stdout.splitlines())
     found = [{"run": Path(facts["file"]).stem, "facts": facts, "rows": {}} for facts in export()]

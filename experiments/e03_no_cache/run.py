@@ -15,8 +15,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.append(str(HERE.parent))
 import collect  # noqa: E402
+from fitting import fit_polynomial  # noqa: E402
 
 MODES = {"cache": [], "no cache": ["--no-cache"]}
+LAST = 8  # tokens at the end whose median is told
 
 
 def run_file(args, mode, repetition):
@@ -43,16 +45,12 @@ def durations(args, mode):
     return np.min(steps, axis=0)[2:]
 
 
-def fit(args, mode, degree):
-    """ns of token t as a polynomial in t, constant first, each with its standard error, and R^2."""
+def fit(args, mode):
+    """ns of token t as a straight line in t, each number with its standard error; the last tokens' median, least and most."""
     ns = durations(args, mode)
-    t = np.arange(len(ns)) + 3.0
-    terms = np.vander(t, degree + 1, increasing=True)
-    c, *_ = np.linalg.lstsq(terms, ns, rcond=None)
-    rest = ns - terms @ c
-    variance = rest @ rest / (len(ns) - degree - 1) * np.linalg.inv(terms.T @ terms).diagonal()
-    return {"run": run_file(args, mode, 0).stem, "mode": mode, "constant_ns": c[0], "constant_se": variance[0] ** 0.5, "linear_ns": c[1], "linear_se": variance[1] ** 0.5,
-            "r2": 1 - rest @ rest / ((ns - ns.mean()) @ (ns - ns.mean())), "last_ns": np.median(ns[-8:]), "total_ns": ns.sum()}
+    (constant, linear), (constant_se, linear_se), r2 = fit_polynomial(np.arange(len(ns)) + 3.0, ns, 1)
+    return {"run": run_file(args, mode, 0).stem, "mode": mode, "constant_ns": constant, "constant_se": constant_se, "linear_ns": linear, "linear_se": linear_se,
+            "r2": r2, "last_ns": np.median(ns[-LAST:]), "last_min": ns[-LAST:].min(), "last_max": ns[-LAST:].max(), "total_ns": ns.sum()}
 
 
 def read_csv(name):
@@ -60,7 +58,7 @@ def read_csv(name):
         return list(csv.DictReader(file))
 
 
-def draw(path):
+def draw():
     import drawing
     figure, axes = drawing.new_figure(7.5, 4.2)
     steps = read_csv("steps.csv")
@@ -71,7 +69,7 @@ def draw(path):
     axes.set(xlabel="tokens", ylabel="ms for the next token", yscale="log", title="least of two repetitions, and straight lines through them")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    drawing.save_figure(figure, path, "experiments/e03_no_cache/run.py --figure steps.svg")
+    drawing.save_figure(figure, HERE / "steps.svg", "experiments/e03_no_cache/run.py --figure")
 
 
 def main():
@@ -82,10 +80,10 @@ def main():
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run files")
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -f 1")
-    parser.add_argument("--figure", metavar="FILE", help="draw the results, and do nothing else")
+    parser.add_argument("--figure", action="store_true", help="draw steps.svg, and do nothing else")
     args = parser.parse_args()
     if args.figure:
-        return draw(args.figure)
+        return draw()
     args.output.mkdir(parents=True, exist_ok=True)
     run_missing(args)
     files = [run_file(args, mode, r) for mode in MODES for r in range(args.repetitions)]
@@ -96,14 +94,14 @@ def main():
     collect.write_csv(HERE / "runs.csv", rows)
     times = {mode: durations(args, mode) for mode in MODES}
     steps = [{"run": run_file(args, "no cache", 0).stem, "tokens": t + 3, "cache_ns": int(a), "no_cache_ns": int(b)} for t, (a, b) in enumerate(zip(*times.values()))]
-    fits = [fit(args, mode, 1) for mode in MODES]
+    fits = [fit(args, mode) for mode in MODES]
     collect.write_csv(HERE / "steps.csv", steps)
     collect.write_csv(HERE / "fits.csv", fits)
     print("| | keys and values computed | ms at no tokens | us a token in front | R^2 | ms of the last tokens |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     for f in fits:
         computed = next(row["quality_kv_computed"] for row in rows if row["run"] == f["run"])
         print(f"| {f['mode']} | {computed} | {f['constant_ns'] * 1e-6:.2f} +- {f['constant_se'] * 1e-6:.2f} | {f['linear_ns'] * 1e-3:.2f} +- {f['linear_se'] * 1e-3:.2f} "
-              f"| {f['r2']:.4f} | {f['last_ns'] * 1e-6:.2f} |")
+              f"| {f['r2']:.4f} | {f['last_ns'] * 1e-6:.2f} ({f['last_min'] * 1e-6:.2f}-{f['last_max'] * 1e-6:.2f}) |")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
-"""Perplexity of one model and one text with a fake-quantized cache (protocol P1), with the order of sums as the only thing that changes.
+"""nll of a model's windows with a fake-quantized cache (protocol P1), with the order of sums as the only thing that changes, into a run file.
 
-Independent of kvlab: a llama forward pass in numpy on the dequantized weights. Needs numpy and the gguf package.
+Independent of kvlab: a llama forward pass in numpy on the dequantized weights. Needs numpy, h5py and the gguf package.
 
-    build/kvlab tokenize -m M.gguf -f data/text/wiki.test.raw > ids.txt
-    python3 experiments/e04_int4_spread/spread.py M.gguf ids.txt [--chunks 40] [--orders 3] [--bits 4] [-o nll.csv]
+    experiments/e04_int4_spread/spread.py [M.gguf [ids.txt]] [--chunks 40] [--orders 3]       runs/e04_int4_spread/numpy-*.h5
 
 An order is a seed: the channels of the residual stream and of every feed-forward block are renamed by a random permutation. That is the same function,
 and every sum over channels adds its terms in another order. Order 0 is the file's own. The float64 run stands for exact sums; KLD and top-1 are against the f16 cache in float32.
+reference.py does the same with Hugging Face transformers; report.py makes tables of both.
 """
 import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 class Model:
@@ -90,41 +98,72 @@ def codes(bits):
     return store
 
 
+CACHES = {"f16": half, "int8": codes(8), "int4": codes(4)}
+COLUMNS = [("program", "1", "what computed it"), ("kv", "1", "cache"), ("window", "1", "its number"), ("nll", "nat", "mean over the window's second half"),
+           ("kld", "nat", "of the first program's f16 cache from it, mean"), ("same_top1", "1", "share of tokens whose likeliest successor is the f16 cache's")]
+
+
+def parse_arguments(about):
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", default=ROOT / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("ids", type=Path, nargs="?", help="token ids, one a line (default: those that kvlab tokenize makes of data/text/wiki.test.raw)")
+    parser.add_argument("--kvlab", default=ROOT / "build/kvlab")
+    parser.add_argument("--ctx", type=int, default=512)
+    parser.add_argument("--chunks", type=int, default=40)
+    return parser
+
+
+def read_ids(args):
+    words = args.ids.read_text() if args.ids else subprocess.run([args.kvlab, "tokenize", "-m", args.model, "-f", ROOT / "data/text/wiki.test.raw"], check=True,
+                                                                  stdout=subprocess.PIPE, text=True).stdout
+    ids = np.array(words.split()[:args.ctx * args.chunks], dtype=np.int64)
+    if len(ids) < args.ctx * args.chunks:
+        sys.exit(f"{len(ids)} tokens, {args.chunks} windows of {args.ctx} need {args.ctx * args.chunks}")
+    return ids.reshape(args.chunks, args.ctx)
+
+
+def scores(log_probabilities, base, right):
+    at = np.arange(len(right)), right
+    return (float(-log_probabilities[at].mean()), float((np.exp(base) * (base - log_probabilities)).sum(axis=-1).mean()),
+            float((base.argmax(axis=-1) == log_probabilities.argmax(axis=-1)).mean()))
+
+
+def rows_of(runs, i, window):
+    base, rows = None, []
+    for program, log_probabilities, kv in runs:
+        found = log_probabilities(window, CACHES[kv])
+        base = found if base is None else base
+        rows.append((program, kv, i, *scores(found, base, window[len(window) // 2 + 1:])))
+        print("{:<16} {:<5} window {:3}  nll {:.5f}  KLD {:.5f}  same top-1 {:.4f}".format(*rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def measure(args, name, runs):
+    """runs: [(program, its log_probabilities, cache)], the f16 cache that others are compared with first. A run file named `name` and the time; ctrl-c keeps whole windows."""
+    sys.path.append(str(HERE.parent / "peers"))
+    from runfile import RunFile
+    if args.chunks < 1 or args.ctx < 4:
+        sys.exit("--chunks: at least 1, --ctx: at least 4")
+    windows = read_ids(args)
+    config = {"command": f"e04_int4_spread {name}", "model": args.model.name, "n_ctx": args.ctx, "chunks": args.chunks}
+    with RunFile(str(ROOT / "runs" / HERE.name / time.strftime(f"{name}-%Y%m%d-%H%M%S.h5", time.gmtime())), "nll of windows with a fake-quantized cache", config) as file:
+        rows = []
+        try:
+            for i, window in enumerate(windows):
+                rows += rows_of(runs, i, window)
+        except KeyboardInterrupt:
+            print(f"stopped: {len(rows) // len(runs)} windows are kept", file=sys.stderr)
+        file.table("windows", COLUMNS, rows)
+    print(file.path)
+
+
 def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("model")
-    args.add_argument("ids")
-    args.add_argument("--ctx", type=int, default=512)
-    args.add_argument("--chunks", type=int, default=40)
-    args.add_argument("--orders", type=int, default=3)
-    args.add_argument("--bits", type=int, default=4)
-    args.add_argument("-o", "--output", help="CSV: a line a window, the nll of every run")
-    args = args.parse_args()
-    windows = np.loadtxt(args.ids, dtype=np.int64)[:args.ctx * args.chunks].reshape(args.chunks, args.ctx)
-    target = np.arange(args.ctx - args.ctx // 2 - 1), windows[:, args.ctx // 2 + 1:]
-
-    exact, base = Model(args.model, np.float64, 0), Model(args.model, np.float32, 0)
-    others = [Model(args.model, np.float32, order) for order in range(1, args.orders)]
-    runs = {f"float32 {i}": model for i, model in enumerate([base] + others)} | {"float64": exact}
-    found = []  # [window][run][nll, KLD, same top-1]; the first run is the f16 cache
-    for window, right in zip(windows, target[1]):
-        f16 = base.log_probabilities(window, half)
-        rows = [(-f16[target[0], right].mean(), 0, 1)]
-        for model in runs.values():
-            coded = model.log_probabilities(window, codes(args.bits))
-            rows.append((-coded[target[0], right].mean(), (np.exp(f16) * (f16 - coded)).sum(axis=-1).mean(),
-                         (f16.argmax(axis=-1) == coded.argmax(axis=-1)).mean()))
-        found.append(rows)
-        if args.output:
-            np.savetxt(args.output, np.array(found)[:, :, 0], fmt="%.6f", delimiter=",", comments="", header=",".join(["f16", *runs]))
-
-    found = np.array(found)
-    print(f"{args.bits} bits, {args.chunks} windows of {args.ctx}; sd: over windows, of the nll less the float64 run's\n"
-          f"{'sums':<10} {'PPL':>9} {'KLD':>8} {'top-1':>7} {'sd':>7}")
-    for i, name in enumerate(["f16", *runs]):
-        nll, kld, top1 = found[:, i].mean(axis=0)
-        spread = (found[:, i, 0] - found[:, -1, 0]).std(ddof=1)
-        print(f"{name:<10} {np.exp(nll):9.4f} {kld:8.5f} {top1:7.4f}" + (f" {spread:7.4f}" if i else ""))
+    parser = parse_arguments(__doc__)
+    parser.add_argument("--orders", type=int, default=3)
+    args = parser.parse_args()
+    runs = [(f"numpy, order {order}", Model(args.model, np.float32, order).log_probabilities, "int4") for order in range(args.orders)]
+    runs = [(runs[0][0], runs[0][1], "f16"), *runs, ("numpy, float64", Model(args.model, np.float64, 0).log_probabilities, "int4")]
+    measure(args, "numpy", runs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from signs import BOTH, here, keys, kvlab, root, sides, write_csv
+from signs import BOTH, here, keys, kvlab, root, run_files_in, sides, write_csv
 
 KLD_WITHIN, KLD_ZERO = 0.05, 1e-6
 # The table's name of a row, ours. Its keys by token at 2 bits are in the order of channels of Hugging Face, whatever its head says (why.md).
@@ -33,7 +33,7 @@ def golden_rows(path):
 
 
 def compare(args, golden):
-    files = [str(path) for path in sorted(args.runs.glob("*.h5"))]
+    files = run_files_in(args.runs)
     runs = {run["config_kv_given"]: run for run in csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines()) if run["quality_n_chunks"] == "20"}
     rows = []
     for name, spec in ROWS.items():
@@ -65,6 +65,8 @@ def main():
     parser.add_argument("--out", type=Path, default=here / "golden.csv")
     parser.add_argument("--golden", type=Path, default=Path(os.environ.get("KVLAB_GOLDEN", root / "../shared/golden")), help="folder of codecs.md")
     args = parser.parse_args()
+    if not (args.golden / "codecs.md").exists():
+        sys.exit(f"golden.py: no {args.golden}/codecs.md: the golden folder is not part of the repository; --golden says where it is")
     golden = golden_rows(args.golden / "codecs.md")
     if missing := ROWS.keys() - golden.keys():
         sys.exit(f"{args.golden}/codecs.md: no row {', '.join(missing)}")

@@ -16,6 +16,9 @@ from pathlib import Path
 
 here = Path(__file__).resolve().parent
 root = here.parent.parent
+sys.path.append(str(here.parent))
+from run_files import run_files_in  # noqa: E402
+
 MODEL = root / "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 LEAST_RATIO = 0.05  # that the figure shows
 EQUAL = 1.01  # "equal bytes": the better cache reserves at most this much of the other one's
@@ -125,7 +128,7 @@ def read_runs(args):
     """{spec: row of runs.csv}; a spec that ran twice counts with more windows."""
     columns = {"kv": "config_kv_given", "ctx": "config_n_ctx", "windows": "quality_n_chunks", "kld": "quality_kld_mean", "kld_se_chunk": "quality_kld_se_chunk",
                "same_top1": "quality_same_top1", "ppl": "quality_ppl", "overflow": "quality_outlier_overflow", "device": "config_device", "git": "git"}
-    files = [str(path) for path in sorted(args.runs.glob("*.h5"))]
+    files = run_files_in(args.runs)
     runs = {}
     for number, wide in enumerate(csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines())):
         row = {"run": Path(wide["file"]).stem} | {name: wide[column] for name, column in columns.items()} | {"number": number}
@@ -136,7 +139,10 @@ def read_runs(args):
     chunks = list(csv.DictReader(kvlab(args, "log", "export", "--csv", "--table", "quality", *files).splitlines()))
     by_number = {row.pop("number"): row for row in runs.values()}
     chunks = [c for c in chunks if int(c["run"]) in by_number]
-    write_csv(args.out / "chunks.csv", [{"run": by_number[int(c["run"])]["run"]} | {name: c[name] for name in ("chunk", "kld", "nll", "nll_base")} for c in chunks])
+    write_csv(args.out / "chunks.csv", [{"run": by_number[int(c["run"])]["run"]} | {name: c[name] for name in ("chunk", "kld", "nll", "nll_base", "same_top1")} for c in chunks])
+    for row in runs.values():
+        same = [float(c["same_top1"]) for c in chunks if by_number[int(c["run"])] is row]
+        row["same_top1_se_chunk"] = statistics.stdev(same) / len(same) ** 0.5
     write_csv(args.out / "runs.csv", list(runs.values()))
     for c in chunks:
         by_number[int(c["run"])].setdefault("chunks", {})[c["chunk"]] = float(c["kld"])
@@ -150,13 +156,13 @@ def compare(args, runs, better, other):
     words = {"lower": "holds", "higher": "reversed"}
     common = [(b["chunks"][chunk], a["chunks"][chunk]) for chunk in a["chunks"] if chunk in b["chunks"]]
     mean_b, mean_a = (statistics.fmean(column) for column in zip(*common))
-    return {"better": better, "other": other, "kld_better": mean_b, "kld_other": mean_a, "difference": found["difference"], "low": found["low"],
+    return {"run": f"{b['run']} {a['run']}", "better": better, "other": other, "kld_better": mean_b, "kld_other": mean_a, "difference": found["difference"], "low": found["low"],
             "high": found["high"], "windows": found["n"], "bytes_better": b["resident_bytes_4096"], "bytes_other": a["resident_bytes_4096"],
             "verdict": words.get(found["verdict"], found["verdict"])}
 
 
 def judge(args, runs):
-    rows, none = [], dict.fromkeys(["better", "other", "kld_better", "kld_other", "difference", "low", "high", "windows", "bytes_better", "bytes_other"], "")
+    rows, none = [], dict.fromkeys(["run", "better", "other", "kld_better", "kld_other", "difference", "low", "high", "windows", "bytes_better", "bytes_other"], "")
     for sign, where, bits, better, other, larger, marks in SIGNS:
         missing = [spec for spec in (better, other) if spec not in runs]
         if missing:

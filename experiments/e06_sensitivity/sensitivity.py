@@ -19,6 +19,8 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 root = here.parent.parent
 sys.path.append(str(here.parent))
+from run_files import run_files_in  # noqa: E402
+
 MODEL = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 LAYERS, HEADS = 30, 3
 CODEC = "kivi(bits={},residual=0)"
@@ -51,7 +53,7 @@ def read_csv(path):
 
 
 def runs_of(args, folder):
-    files = [str(path) for path in sorted((root / folder).glob("*.h5"))]
+    files = run_files_in(folder)
     return [{"run": Path(facts["file"]).stem} | facts for facts in csv.DictReader(kvlab(args, "log", "export", "--csv", *files).splitlines())]
 
 
@@ -162,7 +164,7 @@ def table(args):
         rows.append({"run": run["run"], "against": uniform["run"], "cache": name, "kld": run["quality_kld_mean"], "kld_se_chunk": run["quality_kld_se_chunk"], "difference": found["difference"], "low": found["low"],
                      "high": found["high"], "windows": found["n"], "verdict": found["verdict"], "resident_bytes_4096": size, "git": run["git"], "kv": spec})
         difference = f"{found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]" if run is not uniform else ""
-        print(f"| {name} | {float(run['quality_kld_mean']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
+        print(f"| {name} | {float(run['quality_kld_mean']):.4f} +- {float(run['quality_kld_se_chunk']):.4f} | {difference} | {found['n']} | {found['verdict'] if difference else ''} | {size / 2**20:.2f} |")
     write_csv(here / "mix.csv", rows)
 
 

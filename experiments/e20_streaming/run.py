@@ -13,6 +13,8 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.append(os.path.dirname(HERE))
+from run_files import run_files_in  # noqa: E402
+
 SCORED = 32  # tokens at the end of every stretch of one cache length that are compared
 SINKS = [4, 0, 1, 2, 8]
 PAPER = "StreamingLLM (2309.17453)"
@@ -101,7 +103,7 @@ def summary(args, results):
             continue
         def add(measure, against, mean, low="", high=""):
             rows.append({"run": file_name(name), "cache": name, "measure": measure, "against": file_name(against), "mean": mean, "low": low, "high": high})
-        add("nll", "", after(args, r, args.cache).mean())
+        add("nll", "", *mean_interval(after(args, r, args.cache)))
         for measure, start in (("difference", args.cache), ("difference in the last quarter", args.tokens * 3 // 4)):
             if four and four is not r:
                 add(measure, "sinks 4", *mean_interval(after(args, r, start) - after(args, four, start)))
@@ -119,11 +121,12 @@ def print_table(args, results, rows):
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in dict.fromkeys(row["cache"] for row in rows):
         found = {(row["measure"], row["against"]): row for row in rows if row["cache"] == name}
-        show = lambda *key: "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found[key]) if key in found else ""
-        print(f"| {name} | {found['nll', '']['mean']:.4f} | {show('difference', 'sinks_4')} | {show('difference in the last quarter', 'sinks_4')} | {show('difference', 'recomputed')} "
+        show = lambda *key, form="+.3f": f"{found[key]['mean']:{form}} [{found[key]['low']:{form}}, {found[key]['high']:{form}}]" if key in found else ""
+        print(f"| {name} | {show('nll', '', form='.3f')} | {show('difference', 'sinks_4')} | {show('difference in the last quarter', 'sinks_4')} | {show('difference', 'recomputed')} "
               f"| {show('slope', 'recomputed')} | {found['first bytes', '']['mean']}, {found['last bytes', '']['mean']} |")
     if results.get("recomputed"):
-        print(f"| recomputed, last {SCORED} of every {args.cache} | {compared(args, results['recomputed']).mean():.4f} | | | | | |")
+        mean, low, high = mean_interval(compared(args, results["recomputed"]))
+        print(f"| recomputed, last {SCORED} of every {args.cache} | {mean:.3f} [{low:.3f}, {high:.3f}] | | | | | |")
 
 
 def claims(found):
@@ -164,7 +167,7 @@ def draw(args):
     axes.axvline(args.cache, color="grey", lw=0.5)
     axes.set(xlabel="token of the stream (a point is the mean of 512)", ylabel="nll, nats a token", title=f"cache of {args.cache} tokens; a grey line where it is full")
     axes.legend(fontsize=8)
-    drawing.save_figure(figure, args.figure, "experiments/e20_streaming/run.py --figure streaming.svg")
+    drawing.save_figure(figure, os.path.join(HERE, "streaming.svg"), "experiments/e20_streaming/run.py --figure")
 
 
 def main():
@@ -178,15 +181,19 @@ def main():
     parser.add_argument("--under", default="", help="words before each command: nice, chrt -i 0")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--results", action="store_true", help="write summary.csv, curves.csv and ../reproduction/stream.csv")
-    parser.add_argument("--figure", metavar="FILE", help="draw curves.csv, and do nothing else")
+    parser.add_argument("--figure", action="store_true", help="draw streaming.svg of curves.csv, and do nothing else")
     args = parser.parse_args()
     if args.figure:
         return draw(args)
+    if args.report:
+        run_files_in(args.output)
     os.makedirs(args.output, exist_ok=True)
     results = {name: run_missing(args, name, words) for name, words in rows(args).items()}
     found = summary(args, results)
     print_table(args, results, found)
     if args.results:
+        if missing := [name for name, result in results.items() if not result]:
+            sys.exit(f"run.py: nothing written, no run yet of {', '.join(missing)}")
         write_csv(os.path.join(HERE, "summary.csv"), found)
         write_csv(os.path.join(HERE, "curves.csv"), curves(args, results))
         write_csv(os.path.join(ROOT, "experiments", "reproduction", "stream.csv"), claims(found))

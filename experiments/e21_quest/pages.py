@@ -3,6 +3,7 @@
 
     experiments/e21_quest/pages.py             runs/e21_quest -> caches.csv, pages.csv, pages.md (needs numpy, scipy)
     experiments/e21_quest/pages.py --figure    caches.csv -> pages.svg (needs matplotlib too)
+    --runs runs/e21_large --out experiments/e21_quest/large    the same of large.yaml
 """
 import csv
 import re
@@ -14,7 +15,7 @@ sys.path.insert(0, str(HERE.parent))
 import paired  # noqa: E402
 
 DENSE = " @0-1 keep=none budget=none"
-TOKENS = (64, 128, 256)
+TOKENS = (64, 128, 256, 512)
 PAGES = {n: f"read=pages(tokens={n},dense=2)" for n in TOKENS}
 NEWEST = {n: f"keep=streaming(sink=4) budget=uniform(tokens={n}) when=full{DENSE}" for n in TOKENS}
 ORACLE = {n: f"keep=oracle budget=uniform(tokens={n}){DENSE}" for n in TOKENS}
@@ -35,9 +36,9 @@ def summaries(runs):
                 continue
             run, facts = runs[spec], runs[spec]["facts"]
             windows = paired.common_windows(run)
-            kld = paired.interval(paired.column(run, "kld", windows))
+            kld, same = (paired.interval(paired.column(run, name, windows)) for name in ("kld", "same_top1"))
             yield {"run": run["run"], "kind": kind, "tokens": what, "kv": spec, "windows": len(windows), **{f"kld_{k}": kld[k] for k in ("mean", "low", "high")},
-                   "kld_half": kld["high"] - kld["mean"], "same_top1": paired.column(run, "same_top1", windows).mean(), "read_bytes": int(facts["memory_token_read_bytes"]),
+                   "kld_half": kld["high"] - kld["mean"], "same_top1": same["mean"], "same_top1_half": same["high"] - same["mean"], "read_bytes": int(facts["memory_token_read_bytes"]),
                    "resident_bytes": int(facts["memory_resident_bytes"])}
 
 
@@ -57,7 +58,7 @@ def differences(runs):
 def write_table(path, summary, rows):
     lines = ["<!-- pages.py writes these tables -->", "KLD to f16 that reads all, nats a token, with its 95 % t-interval over windows. Read: bytes of the newest token's attention; held: resident bytes.", "",
              "| cache | tokens read | windows | KLD | same top-1 | read | held |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
-    lines += [f"| {row['kind']} | {row['tokens']} | {row['windows']} | {row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} | {row['read_bytes']:,} | "
+    lines += [f"| {row['kind']} | {row['tokens']} | {row['windows']} | {row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} +- {row['same_top1_half']:.3f} | {row['read_bytes']:,} | "
               f"{row['resident_bytes']:,} |" for row in summary]
     lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "",
               "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |"]
@@ -76,9 +77,10 @@ def draw(args):
                 x, y = [int(row[measure]) * 1e-6 for row in own], [float(row["kld_mean"]) for row in own]
                 axes.errorbar(x, y, [[m - float(row["kld_low"]) for m, row in zip(y, own)], [float(row["kld_high"]) - m for m, row in zip(y, own)]], fmt=shape, color=colour,
                               markersize=5, linewidth=1, capsize=2, label=kind if kind in ("pages", "pages, other") else f"{kind} (control)")
+                place = {"xytext": (-5, -9), "ha": "right"} if kind == "pages, other" else {"xytext": (5, 4)}
                 for row, point in zip(own, zip(x, y)):
-                    axes.annotate(re.sub(" and pages", "", row["tokens"]), point, xytext=(5, 4), textcoords="offset points", fontsize=7)
-        axes.set(xlabel=label, yscale="log", xlim=(0, None))
+                    axes.annotate(re.sub(" and pages", "", row["tokens"]), point, textcoords="offset points", fontsize=7, **place)
+        axes.set(xlabel=label, yscale="log", xlim=(0, 1.08 * axes.get_xlim()[1]))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("KLD to f16 that reads all, nats a token (95 %)")
     panels[1].legend(fontsize=8)

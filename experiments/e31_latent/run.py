@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent))
 MODEL, TEXT, RESULTS = "data/models/SmolLM2-135M-Instruct.Q4_1.gguf", "data/text/wiki.test.raw", HERE / "latent.csv"
 TOKENS = 256  # of a window; its second half is scored
-WINDOWS = ["--chunks", "8"]
+WINDOWS = ["--chunks", "16"]
 
 TABLES = {"one": "latent rope=pre", "three": "latent(heads=3) rope=pre", "post": "latent", "shared": "latent(heads=3,layers=5) rope=pre"}
 RANKS = (16, 24, 32, 40, 48, 56, 64)

@@ -2,7 +2,7 @@
 """What a token of each model of the family costs: bytes, bits a byte (from the run files of grid.yaml), decode time behind a cache of random rows.
 
 usage: cost.py times [--kvlab P] [-r N]    runs/e32_family_cost-times-*.h5, models in turns; on a machine that does nothing else -> times.csv, runs.csv
-       cost.py report [--runs DIR]         runs/e32_family_cost -> costs.csv, runs.csv; the table of what is there (these two need h5py, report scipy too)
+       cost.py report [--runs DIR]         runs/e32_family_cost, if it is there -> costs.csv, runs.csv; the table of these (these two need h5py, report scipy too)
        cost.py figure                      costs.csv, times.csv -> cost.svg (needs matplotlib)
 """
 import argparse
@@ -55,12 +55,12 @@ def read(name):
 
 
 def medians():
-    """{(model, depth): us a token} of the newest run."""
+    """{(model, depth): (median, least, most) us a token} of the newest run."""
     rows, samples = read("times.csv"), {}
     for row in rows:
         if row["run"] == rows[-1]["run"]:
             samples.setdefault((row["model"], int(row["depth"])), []).append(float(row["us_per_token"]))
-    return {key: statistics.median(values) for key, values in samples.items()}
+    return {key: (statistics.median(values), min(values), max(values)) for key, values in samples.items()}
 
 
 def collect(args):
@@ -68,8 +68,6 @@ def collect(args):
     the same windows, with half their 95 % intervals."""
     import paired
     runs = paired.read_runs(args.kvlab, args.runs, key=lambda facts: (facts["config_model"].removeprefix("family "), facts["config_kv_given"]))
-    if not runs:
-        return
     subprocess.run([sys.executable, HERE.parent / "collect.py", HERE.name, "-f", *(args.runs / f"{run['run']}.h5" for run in runs.values())], check=True)
     rows = []
     for (model, kv), run in sorted(runs.items()):
@@ -93,11 +91,12 @@ def draw():
             if points:
                 x, y, error = zip(*points)
                 left.errorbar(x, y, error, fmt=shape, color=colour, linewidth=1, capsize=2)
-        line = [(depth, times[model, depth]) for depth in DEPTHS if (model, depth) in times]
+        line = [(depth, *times[model, depth]) for depth in DEPTHS if (model, depth) in times]
         if line:
-            right.plot(*zip(*line), "o-", color=colour, linewidth=1, label=model)
+            x, middle, least, most = map(list, zip(*line))
+            right.errorbar(x, middle, [[m - a for m, a in zip(middle, least)], [b - m for m, b in zip(middle, most)]], fmt="o-", color=colour, linewidth=1, capsize=2, label=model)
     left.set(title="lines: f16, int8, int4; controls: recency (squares), oracle (stars)", xlabel="bytes a token of the context", ylabel="bits a byte above mha's with f16 (95 %)", xscale="log")
-    right.set(title="decode, f16", xlabel="tokens in the cache", ylabel="us a token (median)", xscale="log", ylim=(0, None))
+    right.set(title="decode, f16", xlabel="tokens in the cache", ylabel="us a token (median, least, most)", xscale="log", ylim=(0, None))
     right.legend(frameon=False, fontsize=8)
     drawing.save_figure(figure, HERE / "cost.svg", "experiments/e32_family_cost/cost.py figure")
 
@@ -108,13 +107,14 @@ def cell_of(row):
 
 
 def report(args):
-    collect(args)
+    if any(args.runs.glob("*.h5")):
+        collect(args)
     times, costs = medians(), {(row["model"], row["kv"]): row for row in read("costs.csv")}
     print("| model | " + " | ".join(f"{cache}: bytes a token, bits a byte" + (", above f16" if cache != "f16" else "") for cache in CACHES) + " | " + " | ".join(f"us behind {depth}" for depth in DEPTHS) + " |")
     print("| --- |" + " ---: |" * (len(CACHES) + len(DEPTHS)))
     for model in MODELS:
         cells = [cell_of(costs[model, cache]) if (model, cache) in costs else "" for cache in CACHES]
-        cells += [f"{times[model, depth]:.0f}" if (model, depth) in times else "" for depth in DEPTHS]
+        cells += ["{:.0f} ({:.0f}-{:.0f})".format(*times[model, depth]) if (model, depth) in times else "" for depth in DEPTHS]
         print(f"| {model} | " + " | ".join(cells) + " |")
 
 

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Roofline of a bench run file: operations a byte of every kernel against its operations a second, under the device's measured read
+"""Roofline of a bench run: operations a byte of every kernel against its operations a second, under the device's measured read
 bandwidth and multiply-add rate.
 
     build/kvlab bench -m M.gguf -p 512 -n 32 -d 4096 --kernels -o runs/x.h5
-    python3 experiments/figures/roofline.py runs/x.h5 -o roofline.svg
+    experiments/figures/roofline.py runs/x.h5 -o roofline.svg
+    experiments/figures/roofline.py experiments/e91_cpu_roofline --run 427c846c1680901f -o roofline.svg    of what is kept of a run: runs.csv, kernels.csv
 
 A mark is a kernel in a phase, its area the share of the phase's kernel time. Prefill reads a weight once for many tokens and lies on the
-right, decode on the left. Needs h5py and matplotlib (Debian: python3-h5py, python3-matplotlib). After S. Williams, A. Waterman and
+right, decode on the left. Needs matplotlib, for run files h5py too (Debian: python3-matplotlib, python3-h5py). After S. Williams, A. Waterman and
 D. Patterson, "Roofline: an insightful visual performance model for multicore architectures", Communications of the ACM 52(4), 2009.
 """
 import argparse
+import csv
 import math
 import os
 import sys
 
-import h5py
 import matplotlib
 
 matplotlib.use("Agg")
@@ -26,6 +27,7 @@ PREFILL, DECODE = "o", "s"
 COLOURS = {PREFILL: ["#0072B2", "#009E73", "#56B4E9"], DECODE: ["#D55E00", "#CC79A7", "#E69F00"]}
 WHOLE_AREA = 2600  # square points of a mark that stands for all of a phase's time
 LEAST_SHARE = 0.002  # of a phase's time: less gets no mark
+NUMBERS = ("ns_sum", "bytes", "flops")  # of a kernel in a phase
 GAP = 3  # pixels around a label that stay free
 
 
@@ -40,16 +42,34 @@ def attributes(group):
 
 
 def read_run(path):
-    """(attributes of the device, of the configuration, {phase: [kernel]} in the file's order)"""
+    """({attribute}, {phase: [(kernel, ns, bytes, operations)]} in the file's order), attributes by their names in runs.csv"""
+    import h5py
     with h5py.File(path) as file:
         if "kernels/ns_sum" not in file:
             sys.exit(f"roofline: {path} has no kernel times; kvlab bench --kernels makes such a run file")
-        table, phases = file["kernels"], {}
+        table = file["kernels"]
         n = int(table["committed"][()])
-        rows = zip(texts(table["phase"])[:n], texts(table["name"]), *(table[key][:n].astype(float) for key in ("ns_sum", "bytes", "flops")))
-        for phase, name, ns, n_bytes, flops in rows:
-            phases.setdefault(phase, []).append((name.removeprefix("kvl_"), ns, n_bytes, flops))
-        return attributes(file["device"]), attributes(file["config"]), phases
+        rows = zip(texts(table["phase"])[:n], texts(table["name"]), *(table[key][:n].astype(float) for key in NUMBERS))
+        return {f"{group}_{key}": value for group in ("device", "config") for key, value in attributes(file[group]).items()}, phases_of(rows)
+
+
+def read_tables(folder, run):
+    """The same of what an experiment keeps of a run."""
+    def rows(name):
+        with open(os.path.join(folder, name), newline="") as file:
+            return [row for row in csv.DictReader(file) if row["run"] == run]
+    found = rows("runs.csv")
+    kernels = [(row["phase"], row["name"], *(float(row[key]) for key in NUMBERS)) for row in rows("kernels.csv")]
+    if not found or not kernels:
+        sys.exit(f"roofline: {folder} has no kernels of a run {run}")
+    return found[0], phases_of(kernels)
+
+
+def phases_of(rows):
+    phases = {}
+    for phase, name, *numbers in rows:
+        phases.setdefault(phase, []).append((name.removeprefix("kvl_"), *numbers))
+    return phases
 
 
 class Mark:
@@ -98,8 +118,8 @@ def overlap(a, b):
 
 
 class Figure:
-    def __init__(self, device, marks, styles):
-        self.read, self.peak = float(device["read_gbps"]), float(device["fma_gflops"])
+    def __init__(self, peaks, marks, styles):
+        self.read, self.peak = peaks
         self.ridge = self.peak / self.read
         self.marks, self.styles = marks, styles
         self.figure, self.axes = plt.subplots(figsize=(10, 6.6), dpi=120)
@@ -216,25 +236,25 @@ def note_of(others):
         f"{phase} " + ", ".join(f"{name} {100 * share:.1f} %" for share, name in sorted(kernels, reverse=True)) for phase, kernels in others.items())
 
 
-def draw(path, output):
-    device, config, phases = read_run(path)
+def draw(source, facts, phases, output):
     marks, others = split_kernels(phases)
+    peaks = [float(facts.get(f"device_{name}") or 0) for name in ("read_gbps", "fma_gflops")]
     if not marks:
-        sys.exit(f"roofline: no kernel of {path} states its operations and bytes")
-    if float(device["read_gbps"]) <= 0 or float(device["fma_gflops"]) <= 0:
-        sys.exit(f"roofline: {path} has no measured peaks of its device")
+        sys.exit(f"roofline: no kernel of {source} states its operations and bytes")
+    if min(peaks) <= 0:
+        sys.exit(f"roofline: {source} has no measured peaks of its device")
     plt.rcParams.update({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "kvlab"})
-    plot = Figure(device, marks, styles_of(phases))
+    plot = Figure(peaks, marks, styles_of(phases))
     above = [mark for mark in marks if mark.y > 1.1 * plot.roof(mark.x)]
     if above:
         print(f"roofline: {', '.join(sorted({mark.name for mark in above}))} above the roof: caches feed them, or the peaks were measured while "
               "something else ran", file=sys.stderr)
     plot.draw_roof()
     plot.draw_marks()
-    plot.axes.set_title(f'{config["model"]}, --kv "{config["kv_given"]}"\n{device["name"]}', loc="left", fontsize=12)
-    plot.figure.text(0.012, 0.012, note_of(others), fontsize=9, color="0.35")
-    plot.figure.text(0.988, 0.012, f"experiments/figures/roofline.py {path} -o {output}", fontsize=7, family="monospace", ha="right")
-    plot.figure.tight_layout(rect=(0, 0.03, 1, 1))
+    plot.axes.set_title(f'{facts["config_model"]}, --kv "{facts["config_kv_given"]}"\n{facts["config_device"]}', loc="left", fontsize=12)
+    plot.figure.text(0.012, 0.036, note_of(others), fontsize=9, color="0.35")
+    plot.figure.text(0.988, 0.012, f"experiments/figures/roofline.py {source} -o {output}", fontsize=7, family="monospace", ha="right")
+    plot.figure.tight_layout(rect=(0, 0.055, 1, 1))
     plot.figure.canvas.draw()
     plot.reserve()
     plot.label_roof()
@@ -244,12 +264,17 @@ def draw(path, output):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", help="of kvlab bench --kernels")
+    parser.add_argument("source", help="run file of kvlab bench --kernels, or with --run the folder of an experiment")
+    parser.add_argument("--run", help="name of a run in its runs.csv and kernels.csv")
     parser.add_argument("-o", "--output", required=True, help="figure: .svg, .png or .pdf")
     args = parser.parse_args()
-    if not os.path.exists(args.run_file):
-        sys.exit(f"roofline: there is no {args.run_file}")
-    draw(args.run_file, args.output)
+    if not os.path.exists(args.source):
+        sys.exit(f"roofline: there is no {args.source}; of what an experiment keeps of its runs: --run")
+    if os.path.isdir(args.source) != bool(args.run):
+        sys.exit("roofline: --run goes with the folder of an experiment, and a folder needs it")
+    if args.run:
+        return draw(f"{args.source} --run {args.run}", *read_tables(args.source, args.run), args.output)
+    return draw(args.source, *read_run(args.source), args.output)
 
 
 if __name__ == "__main__":

@@ -335,6 +335,7 @@ static kvl_status run_tests(struct strategy *s, struct kvl_bench *bench)
         KVL_TRY(show_result(s, &result));
         kvl_free(&result.sample_ns);
     }
+    KVL_TRY(kvl_record_peaks(s->record));
     if (s->run->args->kernels && s->run->format == FORMAT_MD) KVL_TRY(print_kernels(kvl_record_profile(s->record)));
 done:
     kvl_free(&result.sample_ns);

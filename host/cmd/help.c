@@ -17,7 +17,7 @@ static const char *const exit_codes[][2] = {
 static const char *const environment[][2] = {
     {"KVLAB_DEVICE", "device when --device is not given: index, part of its name, cpu or gpu"},
     {"KVLAB_CACHE_DIR", "folder of compiled kernels (default: $XDG_CACHE_HOME/kvlab, else ~/.cache/kvlab)"},
-    {"KVLAB_NO_PROGRAM_CACHE", "1: compile all kernels anew"},
+    {"KVLAB_NO_PROGRAM_CACHE", "1: compile all kernels anew; a part of a platform's name: those of that platform"},
     {"KVLAB_TUNE_FILE", "settings found by kvlab tune (default: $XDG_CONFIG_HOME/kvlab/tune.txt, else ~/.config/kvlab/tune.txt; "
                         "empty: none)"},
     {"KVLAB_MASK", "device features to hide, a comma list of fp16, subgroups, int_dot, vectors: for tests; tune files are not used"},

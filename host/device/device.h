@@ -96,7 +96,8 @@ struct kvl_program;
 
 /* Concatenates the parts and builds them. Options are integer -D only. Prepended by the room: KVL_HAS_FP16, KVL_HAS_SUBGROUPS,
  * KVL_HAS_INT_DOT as 0/1 and KVL_DEVICE_CPU 0/1. Binaries are cached under kvl_cache_dir() by
- * sha256(final text, options, platform, device, driver, version); a damaged cache entry is rebuilt. $KVLAB_NO_PROGRAM_CACHE=1 disables it.
+ * sha256(final text, options, platform, device, driver, version); a damaged cache entry is rebuilt. $KVLAB_NO_PROGRAM_CACHE=1 disables
+ * it, a part of a platform's name for that platform.
  * Programs are owned by the device and shared: the same text and options give the same program. */
 kvl_status kvl_program_get(struct kvl_device *device, const struct kvl_source *parts, size_t n_parts, const char *options,
                            struct kvl_program **out);

@@ -101,6 +101,8 @@ void kvl_region_finish(const struct kvl_region *region); /* waits until no comma
 void kvl_region_give_back(struct kvl_region *region);      /* of one buffer, released */
 
 /* The program cache on disk. A miss, a damaged entry and a failed write are not errors. */
+/* Whether entries are kept for this device: not if $KVLAB_NO_PROGRAM_CACHE is 1 or a part of its platform's name. */
+bool kvl_program_cache_serves(const struct kvl_caps *caps);
 bool kvl_program_cache_load(const char *key, char **binary, size_t *size); /* free with kvl_free */
 void kvl_program_cache_store(const char *key, const void *binary, size_t size);
 

@@ -10,17 +10,17 @@ enum {
     TRY_NS = 40000000, /* a try is repeated to last about this long */
     MOST_REPEATS = 2000,
     CHAIN_LINKS = 300,
-    ROUNDS = 4096, /* multiply-adds of one chain in a launch */
     LEAST_SHARE = 64
 };
 
 /* How the work is spread, by kind of device. */
 struct spread {
     size_t width, local, groups_per_unit;
+    unsigned rounds; /* multiply-adds of one chain in a launch: many, or the launch is what is timed; llvmpipe does no more than 65,535 */
     uint64_t buffer_bytes;
 };
-static const struct spread cpu_spread = {.width = 16, .local = 1, .groups_per_unit = 4, .buffer_bytes = (uint64_t)256 << 20};
-static const struct spread gpu_spread = {.width = 4, .local = 256, .groups_per_unit = 16, .buffer_bytes = (uint64_t)1 << 30};
+static const struct spread cpu_spread = {.width = 16, .local = 1, .groups_per_unit = 4, .rounds = 32768, .buffer_bytes = (uint64_t)256 << 20};
+static const struct spread gpu_spread = {.width = 4, .local = 256, .groups_per_unit = 16, .rounds = 4096, .buffer_bytes = (uint64_t)1 << 30};
 
 struct bench {
     struct kvl_device *device;
@@ -121,8 +121,8 @@ static kvl_status measure_fma(const struct bench *b, unsigned chains, double *be
 {
     kvl_status status = KVL_OK;
     double ns;
-    const struct kvl_arg args[] = {KVL_BUF(b->y), KVL_F32(0.5f), KVL_F32(1.0f), KVL_U32(ROUNDS)};
-    const double flops = 2.0 * ROUNDS * chains * (double)b->spread.width * (double)b->global[0];
+    const struct kvl_arg args[] = {KVL_BUF(b->y), KVL_F32(0.5f), KVL_F32(1.0f), KVL_U32(b->spread.rounds)};
+    const double flops = 2.0 * b->spread.rounds * chains * (double)b->spread.width * (double)b->global[0];
     struct series series = {.args = args, .n_args = 4, .hopeless_ns = *best_gflops > 0.0 ? 2.0 * flops / *best_gflops : 0.0};
     KVL_TRY(kvl_kernel_get(b->program, "kvl_measure_fma", &series.kernel));
     KVL_TRY(time_series(b, &series, &ns));

@@ -136,13 +136,15 @@ done:
 static kvl_status build(struct kvl_program *program, const struct kvl_text *text, const char *flags)
 {
     kvl_status status = KVL_OK;
+    const bool cached = kvl_program_cache_serves(&program->device->caps);
     char key[65];
-    KVL_TRY(cache_key(program, key));
-    if (!build_from_binary(program, key, flags)) {
-        KVL_TRY(build_from_source(program, text, flags));
-        program->device->builds++;
-        KVL_TRY(keep_binary(program, key));
+    if (cached) {
+        KVL_TRY(cache_key(program, key));
+        if (build_from_binary(program, key, flags)) return KVL_OK;
     }
+    KVL_TRY(build_from_source(program, text, flags));
+    program->device->builds++;
+    if (cached) KVL_TRY(keep_binary(program, key));
 done:
     return status;
 }

@@ -15,10 +15,11 @@
 static const char magic[] = "KVLPROG1\n";
 enum { MAGIC_SIZE = sizeof magic - 1, HEX_SIZE = 64, HEADER_SIZE = MAGIC_SIZE + HEX_SIZE + 1 };
 
-static bool disabled(void)
+bool kvl_program_cache_serves(const struct kvl_caps *caps)
 {
     const char *value = getenv("KVLAB_NO_PROGRAM_CACHE");
-    return value != NULL && *value != '\0' && strcmp(value, "0") != 0;
+    if (value == NULL || *value == '\0' || strcmp(value, "0") == 0) return true;
+    return strcmp(value, "1") != 0 && strstr(caps->platform, value) == NULL;
 }
 
 static kvl_status entry_path(const char *key, char *path, size_t size)
@@ -76,7 +77,7 @@ done:
 bool kvl_program_cache_load(const char *key, char **binary, size_t *size)
 {
     const bool had_error = kvl_error_text()[0] != '\0';
-    const bool found = !disabled() && load(key, binary, size);
+    const bool found = load(key, binary, size);
     if (!found && !had_error) kvl_error_clear();
     return found;
 }
@@ -85,7 +86,7 @@ void kvl_program_cache_store(const char *key, const void *binary, size_t size)
 {
     static bool warned;
     const bool had_error = kvl_error_text()[0] != '\0';
-    if (disabled() || store(key, binary, size) == KVL_OK || had_error) return;
+    if (store(key, binary, size) == KVL_OK || had_error) return;
     if (!warned) kvl_warn("program cache not written: %s", kvl_error_text());
     warned = true;
     kvl_error_clear();

@@ -251,12 +251,6 @@ static kvl_status put_device(struct kvl_record *r)
     for (size_t i = 0; i < COUNT(texts); i++) KVL_TRY(kvl_runfile_text(r->file, "/device", texts[i].name, texts[i].value));
     KVL_TRY(put_facts(r->file, "/device", facts, COUNT(facts)));
     KVL_TRY(put_tuning(r));
-    if (r->config.profile) {
-        const struct kvl_peaks *p = &r->profile.peaks;
-        const struct kvl_fact peaks[] = {
-            {"read_gbps", p->read_gbps}, {"copy_gbps", p->copy_gbps}, {"fma_gflops", p->fma_gflops}, {"launch_us", p->launch_us}};
-        KVL_TRY(put_facts(r->file, "/device", peaks, COUNT(peaks)));
-    }
 done:
     return status;
 }
@@ -300,6 +294,22 @@ static void free_record(struct kvl_record **record)
     kvl_free(record);
 }
 
+kvl_status kvl_record_peaks(struct kvl_record *r)
+{
+    kvl_status status = KVL_OK;
+    struct kvl_peaks now, *best = &r->profile.peaks;
+    if (!r->config.profile) return KVL_OK;
+    kvl_profile_on(r->config.device, false);
+    KVL_TRY(kvl_device_measure(r->config.device, &now));
+    best->read_gbps = fmax(best->read_gbps, now.read_gbps);
+    best->copy_gbps = fmax(best->copy_gbps, now.copy_gbps);
+    best->fma_gflops = fmax(best->fma_gflops, now.fma_gflops);
+    best->launch_us = best->launch_us > 0.0 ? fmin(best->launch_us, now.launch_us) : now.launch_us;
+done:
+    kvl_profile_on(r->config.device, true);
+    return status;
+}
+
 kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_record **out)
 {
     kvl_status status = KVL_OK;
@@ -310,7 +320,7 @@ kvl_status kvl_record_open(const struct kvl_record_config *config, struct kvl_re
     KVL_TRY(kvl_spec_tables_sha256(config->spec, &r->tables));
     if (config->base) KVL_TRY(kvl_spec_tables_sha256(config->base, &r->tables));
     if (config->base) KVL_TRY(kvl_spec_resolved(config->base, &r->base));
-    if (config->profile) KVL_TRY(kvl_device_measure(config->device, &r->profile.peaks));
+    KVL_TRY(kvl_record_peaks(r));
     if (!config->no_file) KVL_TRY(create_file(r));
     kvl_profile_on(config->device, config->profile);
     r->start_ns = kvl_now_ns();
@@ -705,10 +715,19 @@ static kvl_status put_kernel(struct kvl_record *r, struct kvl_kernel_times *k)
     return kvl_runfile_row(r->file, r->kernels, cells);
 }
 
+static kvl_status put_peaks(struct kvl_record *r)
+{
+    const struct kvl_peaks *p = &r->profile.peaks;
+    const struct kvl_fact facts[] = {
+        {"read_gbps", p->read_gbps}, {"copy_gbps", p->copy_gbps}, {"fma_gflops", p->fma_gflops}, {"launch_us", p->launch_us}};
+    return r->config.profile ? put_facts(r->file, "/device", facts, COUNT(facts)) : KVL_OK;
+}
+
 static kvl_status finish_file(struct kvl_record *r)
 {
     kvl_status status = KVL_OK;
     char source[65];
+    KVL_TRY(put_peaks(r));
     for (size_t i = 0; i < r->profile.n_kernels; i++) KVL_TRY(put_kernel(r, &r->profile.kernel[i]));
     KVL_TRY(kvl_device_source_sha256(r->config.device, source));
     KVL_TRY(kvl_runfile_text(r->file, "/config", "cl_source_sha256", source));

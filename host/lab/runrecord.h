@@ -69,6 +69,10 @@ kvl_status kvl_record_summary(struct kvl_record *record, const struct kvl_fact *
  */
 kvl_status kvl_record_memory(struct kvl_record *record, struct kvl_session *session);
 
+/* Measures the device's peaks and keeps the better of these and of those before; nothing without config.profile. kvl_record_open does so too: one
+ * more call behind what is timed, since a machine that is shared does not reach the same all the time. Blocks, about two seconds. */
+kvl_status kvl_record_peaks(struct kvl_record *record);
+
 /* Kernel times, the final CL source, the status of the run; then closes. status: what the run returned; returns it, or the error of
  * closing. Says the file's path on stderr; an interrupted or failed run keeps its rows under <path>.part. */
 kvl_status kvl_record_close(struct kvl_record **record, kvl_status status);

@@ -112,7 +112,7 @@ static void think_logits_are_those_of_kvpress(void **state)
     assert_true(file >= 0);
     golden_ratios(file, ratio);
     assert_true(ratio[0] > 0);
-    for (int i = 1; i <= ratio[0]; i++) {
+    for (int i = kvl_launches_are_dear() ? ratio[0] : 1; i <= ratio[0]; i++) {
         char group[16], options[64], spec[128];
         snprintf(group, sizeof group, "r%d", ratio[i]);
         assert_true(golden_expand(file, "ratio={r},window={window_size},recent=0", ratio[i] / 100.0, options, sizeof options));

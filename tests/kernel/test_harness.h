@@ -31,6 +31,10 @@ static inline bool kvl_device_is_slow(void)
     return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
 }
 
+/* Mesa's rusticl makes a kernel's code anew at each launch, 5 to 12 ms of processor time: on such a device, tests of thousands of launches take fewer
+ * tokens one by one, unless KVLAB_SLOW=1 asks for all. */
+static inline bool kvl_launches_are_dear(void) { return kvl_device_is_slow() && getenv("KVLAB_SLOW") == NULL; }
+
 /* n floats, those of `values` or zeros. The caller frees it: kvl_buffer_free. */
 static inline void kvl_new_float_buffer(const char *owner, uint64_t n, const float *values, struct kvl_buffer **out)
 {

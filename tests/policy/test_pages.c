@@ -238,13 +238,14 @@ static void handing_over_many_changes_nothing(void **state)
 static void reads_stay_and_memory_is_full(void **state)
 {
     static const char *const specs[] = {"int8", "int8 read=pages(tokens=64)", "int8 read=pages(tokens=64) keep=knorm budget=ada(kept=0.8)"};
+    const uint32_t prompt = kvl_launches_are_dear() ? STREAM - 10 : PROMPT;
     uint64_t read[3], resident[3], payload[3];
     struct rig r = rig_load(TINY_MODEL);
     for (size_t i = 0; i < 3; i++) {
         struct kvl_cache_bytes bytes;
         start(&r, specs[i], KVL_P3_PREFILL_EXACT, false);
-        assert_ok(kvl_session_forward(r.session, token, PROMPT, 0));
-        assert_ok(kvl_session_forward(r.session, token + PROMPT, STREAM - PROMPT, 1));
+        assert_ok(kvl_session_forward(r.session, token, prompt, 0));
+        assert_ok(kvl_session_forward(r.session, token + prompt, STREAM - prompt, 1));
         assert_ok(kvl_session_bytes(r.session, &bytes));
         read[i] = bytes.token_read;
         resident[i] = bytes.resident;

@@ -155,6 +155,11 @@ static void cache_can_be_switched_off(void **state)
     assert_int_equal(builds_for("5", 5), 1);
     assert_int_equal(builds_for("5", 5), 1);
     assert_int_equal(count_cache_files(), 0);
+    setenv("KVLAB_NO_PROGRAM_CACHE", "nobody's platform", 1);
+    assert_int_equal(builds_for("5", 5), 1);
+    assert_int_equal(builds_for("5", 5), 0);
+    setenv("KVLAB_NO_PROGRAM_CACHE", kvl_device_caps(kvl_test_device)->platform, 1);
+    assert_int_equal(builds_for("5", 5), 1);
     unsetenv("KVLAB_NO_PROGRAM_CACHE");
 }
 
@@ -304,6 +309,7 @@ int main(void)
     };
     if (mkdtemp(cache_folder) == NULL) return 1;
     setenv("KVLAB_CACHE_DIR", cache_folder, 1);
+    unsetenv("KVLAB_NO_PROGRAM_CACHE");
     const int result = KVL_ON_EACH_DEVICE(tests);
     empty_cache(NULL);
     return result;
