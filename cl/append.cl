@@ -62,6 +62,20 @@ void kvl_finish_row(global float *stage, kvl_turn turn, uint position, uint toke
 }
 #endif
 
+/* llvmpipe ends all loops of a work-item after 65,535 iterations in sum, and says nothing; one that should go round twice then does so once. status[2] counts
+ * such work-items; rounds: 2, which the compiler must not know. At the end of a kernel. */
+#if KVL_DEVICE_CPU && !KVL_VECTORS
+void kvl_count_cut(global uint *status, uint rounds)
+{
+    uint i = 0;
+    while (i < rounds) i++;
+    if (i != rounds) atomic_inc(status + 2);
+}
+#define KVL_COUNT_CUT(status, n) kvl_count_cut(status, 1 + min(n, 1u));
+#else
+#define KVL_COUNT_CUT(status, n)
+#endif
+
 /* Encodes tokens [first, end), which lie in one page of head h's keys or values. status[0] counts non-finite inputs. */
 void kvl_encode_range(KVL_SLAB_PARAMS, global const ulong *table, global const float *tables, kvl_rows rows, uint h, bool is_k, uint first, uint end,
                       kvl_view view, global uint *status)

@@ -17,12 +17,6 @@
  * latents of 64 channels, 48 of them values, a layer (us, PoCL | Intel): f16 117 | 112, int8 114 | 114, 70 % of the measured multiply-adds; eight channels of a token
  * at a time from pages that have keys channel by channel: 196 | 199 and 338 | 339. */
 
-#if KVL_WG == 1
-#define KVL_BARRIER
-#else
-#define KVL_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-#endif
-
 /* How the work-items of a group share a block of tokens. Scores: KVL_SLICE tokens each in turn. Values: without accumulate() an item owns 8
  * channels of one part of the tokens, and acc holds a sum a part; a group of one has one part, and accumulate() takes all channels. */
 #define KVL_EIGHTS ((KVL_V_REBUILT ? KVL_ROW : KVL_DA) / 8)
@@ -646,6 +640,7 @@ kvl_attend(KVL_SLAB_PARAMS, global const ulong *table, ulong table_offset, globa
             }
         }
     }
+    KVL_COUNT_CUT(status, n)
 #if KVL_JOINS
     if (n_splits == 1) return;
     global uint *arrived = status + KVL_COUNTS + h;

@@ -28,6 +28,15 @@
  * Read rule: the query at position p reads token t encoded if t < b(p), else in full precision, where
  * b(p) = min(p + 1 - lag, sealed). lag is the tail under P1 and 0 otherwise; sealed is what has been encoded so far. */
 
+/* Where the items of a group wait for each other, and see what others wrote to local memory; to global memory as well. */
+#if KVL_WG == 1
+#define KVL_BARRIER
+#define KVL_BARRIER_OF_ALL
+#else
+#define KVL_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
+#define KVL_BARRIER_OF_ALL barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#endif
+
 #define KVL_PROJECTS ((KVL_K_RANK != 0 || KVL_V_RANK != 0) && KVL_LAYERS == 1)
 
 /* Channels of a row of the stage, and of an exact one. */

@@ -9,11 +9,6 @@
  *
  *   KVL_RUN      KVL_RUN_* of kvl_plugin.h: where scores come from        KVL_SHARED   all heads keep the same tokens, by head 0's scores */
 
-#if KVL_WG == 1
-#define KVL_BARRIER
-#else
-#define KVL_BARRIER barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
-#endif
 #define KVL_POSITIONS(h) (index + (ulong)(h)*cells)
 #define KVL_SCORES(h) ((global float *)index + (ulong)(KVL_H + (h)) * cells)
 #define KVL_RANKS(h) (index + (ulong)(2 * KVL_H + (h)) * cells)
@@ -59,15 +54,15 @@ float kvl_weigh(global float *raw, uint end, KVL_QS float *part, uint item)
 #else
     for (uint i = item; i < end; i += KVL_WG) top = fmax(top, raw[i]);
     part[item] = top;
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     for (uint i = 0; i < KVL_WG; i++) top = fmax(top, part[i]);
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     for (uint i = item; i < end; i += KVL_WG) sum += raw[i] = exp(raw[i] - top);
     part[item] = sum;
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     float total = 0.0f;
     for (uint i = 0; i < KVL_WG; i++) total += part[i];
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     return 1.0f / total;
 #endif
 }
@@ -90,7 +85,7 @@ void kvl_add_attention(const global float *raw, uint cells, const KVL_QS float *
         for (uint r = from; r < to; r++) sum = fma(raw[(ulong)r * cells + i], inverse[r], sum);
         score[i] = sum;
     }
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
 }
 
 /* Share of the newest query's attention that the token at place `hole` of head h got; the one at place `last` takes its place. */
@@ -132,13 +127,13 @@ void kvl_score_keys(KVL_SLAB_PARAMS, global const ulong *table, const global flo
     }
     for (uint turn = 0; turn < KVL_WG; turn++) {
         for (uint c = 0; c < KVL_DK && turn == item; c++) mean[c] = turn == 0 ? own[c] : mean[c] + own[c];
-        KVL_BARRIER;
+        KVL_BARRIER_OF_ALL;
     }
     for (uint i = view.sink + item; i < view.k_sealed; i += KVL_WG) {
         kvl_read_place(KVL_SLAB_ARGS, table, key_table, rows, h, i, view, k);
         score[i] = kvl_score_key(k, mean);
     }
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
 }
 #else
 #define KVL_KEYS_PARAMS
@@ -190,14 +185,14 @@ uint kvl_find_victim(const global float *score, const global uint *position, uin
 #if KVL_WG > 1
     part[item] = worst;
     at[item] = found;
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     for (uint i = 0; i < KVL_WG; i++) {
         const uint other = at[i];
         if (other == to || (found != to && !kvl_goes_first(part[i], worst, position[other], position[found]))) continue;
         found = other;
         worst = part[i];
     }
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
 #endif
     return found;
 }
@@ -245,14 +240,14 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
         score[p0] = kvl_score_position(newest_position, (ulong)(layer + l) * KVL_H + h0, parameter);
 #endif
     }
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
 #if KVL_RUN == 2 || KVL_RUN == 3
     KVL_QS float inverse[KVL_H * KVL_G];
     for (uint r = h0 * KVL_G; r < h1 * KVL_G; r++) {
         const float x = kvl_weigh(raw + (ulong)r * cells, end, part, item);
         if (item == 0) inverse[r] = x;
     }
-    KVL_BARRIER;
+    KVL_BARRIER_OF_ALL;
     kvl_add_attention(raw, cells, inverse, h0 * KVL_G, h1 * KVL_G, end, score, KVL_RUN == 3, item);
 #endif
 
@@ -269,10 +264,10 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
 #if KVL_RANKED
         for (uint h = h0; h < h1; h++) {
             const uint rank = KVL_RANKS(h)[hole];
-            KVL_BARRIER;
+            KVL_BARRIER_OF_ALL;
             for (uint i = sink + item; i < sealed; i += KVL_WG) KVL_RANKS(h)[i] -= KVL_RANKS(h)[i] > rank;
         }
-        KVL_BARRIER;
+        KVL_BARRIER_OF_ALL;
 #endif
         for (uint h = h0; h < h1; h++)
             if (hole != last) kvl_move_token(KVL_SLAB_ARGS, table, h, hole, last, view, item);
@@ -294,7 +289,7 @@ kvl_evict(KVL_SLAB_PARAMS, global ulong *table, ulong table_offset, global uint 
             score[hole] = score[last];
             for (uint i = sealed; i < end - left; i++) score[i - 1] = score[i]; /* the tail is one place nearer */
         }
-        KVL_BARRIER;
+        KVL_BARRIER_OF_ALL;
     }
     if (item == 0)
         for (uint h = h0; h < h1; h++) {

@@ -8,11 +8,6 @@
  *
  *   KVL_PAGES_EACH   pages that a work-item scores: more than one where it is a group of its own */
 
-#if KVL_WG == 1
-#define KVL_BARRIER
-#else
-#define KVL_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-#endif
 #define KVL_BOUND_AT(h, page, is_largest) ((((ulong)(h) * most + (page)) * 2 + (is_largest)) * KVL_DK)
 
 /* Bounds of the pages that the next n tokens have made whole; one work-item a stream, such a page and eight channels. */

@@ -157,6 +157,7 @@ kernel void kvl_seal(KVL_SLAB_PARAMS, global const ulong *table, ulong table_off
     kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, exact + exact_offset, h, is_k, view, first), h, is_k, first, end, view,
                      status);
 #endif
+    KVL_COUNT_CUT(status, n)
 }
 
 #if KVL_LAYERS > 1
@@ -205,6 +206,7 @@ kernel void kvl_append(KVL_SLAB_PARAMS, global const ulong *table, ulong table_o
     if (is_query) return;
     kvl_encode_range(KVL_SLAB_ARGS, table, tables, kvl_side_rows(stage, 0, h, !is_value, view, first), h, !is_value, first, end, view,
                      status);
+    KVL_COUNT_CUT(status, n)
 }
 #endif
 

@@ -38,7 +38,7 @@ struct kvl_numbers {
 struct kvl_option {
     const char *name, *help;
     uint32_t type, offset; /* offset in the private struct */
-    double fallback, min, max;
+    double fallback, min, max; /* a fallback that is not among min .. max says that the option was not given */
     const char *choices;   /* "asym|sym" for CHOICE */
 };
 
@@ -261,10 +261,10 @@ struct kvl_amount {
     double bytes;             /* payload and scales of the whole cache at most */
 };
 #define KVL_AMOUNT_OPTIONS                                                                                                          \
-    {"kept", "share of the tokens to keep; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, kept), -1, -1, 1, NULL},   \
-    {"removed", "share of the tokens to remove; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, removed), -1, -1, 1, NULL}, \
-    {"tokens", "tokens a head keeps; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, tokens), -1, -1, 4294967295.0, NULL}, \
-    {"bytes", "payload and scales of the whole cache at most; -1: not given", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, bytes), -1, -1, 1e18, NULL}
+    {"kept", "share of the tokens to keep", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, kept), -1, 0, 1, NULL},                   \
+    {"removed", "share of the tokens to remove", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, removed), -1, 0, 1, NULL},           \
+    {"tokens", "tokens a head keeps", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, tokens), -1, 0, 4294967295.0, NULL},            \
+    {"bytes", "payload and scales of the whole cache at most", KVL_OPTION_FLOAT, offsetof(struct kvl_amount, bytes), -1, 0, 1e18, NULL}
 
 struct kvl_budget_input {
     uint32_t struct_size;

@@ -153,28 +153,37 @@ static kvl_status copy_table(const struct kvl_side_plan *side, uint32_t n_stream
     return KVL_OK;
 }
 
-/* Each stream's two matrices as kernels read them: up by rows of the record where it is given records, by rows of the head where it is given
- * queries. Of those that layers share, this layer's rows. */
+/* A stream's two matrices as kernels read them, of each of the layers that share them (from `layer` on) its rows: up by rows of the record where it is given
+ * records, by rows of the head where it is given queries. */
+static void copy_matrices(const struct kvl_layer_plan *layer, int s, uint32_t h, size_t rows, const float *down, const float *up, float *floats)
+{
+    const struct kvl_stream_record *record = &layer->side[s].record;
+    const bool of_queries = s == KVL_SIDE_K && !record->rebuilt;
+    const size_t rank = record->channels, n = rows * rank;
+    for (const struct kvl_layer_plan *end = layer + record->layers; layer < end; layer++, down += n, up += n) {
+        float *own = floats + layer->side[s].projection_offset + 2 * n * h;
+        memcpy(own, down, n * sizeof *own);
+        for (size_t i = 0; i < rows; i++)
+            for (size_t r = 0; r < rank; r++) own[n + (of_queries ? i * rank + r : r * rows + i)] = up[i * rank + r];
+    }
+}
+
 static kvl_status copy_projection(const struct kvl_cache_plan *plan, const struct kvl_layer_plan *layer, int s, float *floats)
 {
     kvl_status status = KVL_OK;
     const struct kvl_side_plan *side = &layer->side[s];
-    if (side->projection == NULL) return KVL_OK;
-    const bool of_queries = s == KVL_SIDE_K && !side->record.rebuilt;
-    const size_t rows = (size_t)side->record.heads * plan->dims.head_dim, rank = side->record.channels, n = rows * rank;
-    const size_t own = (size_t)(layer - plan->layer - layer->leader) * n, all = side->record.layers * n;
-    float *matrices = NULL;
-    KVL_TRY(kvl_alloc(&matrices, 2 * all, sizeof *matrices));
+    if (side->projection == NULL || layer != &plan->layer[layer->leader]) return KVL_OK;
+    const size_t rows = (size_t)side->record.heads * plan->dims.head_dim, all = side->record.layers * rows * side->record.channels;
+    float *down = NULL, *up = NULL;
+    KVL_TRY(kvl_alloc(&down, all, sizeof *down));
+    KVL_TRY(kvl_alloc(&up, all, sizeof *up));
     for (uint32_t h = 0; h < layer->n_stream; h++) {
-        float *down = floats + side->projection_offset + 2 * n * h, *to = down + n;
-        const float *up = matrices + all + own;
-        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, matrices, matrices + all));
-        memcpy(down, matrices + own, n * sizeof *down);
-        for (size_t i = 0; i < rows; i++)
-            for (size_t r = 0; r < rank; r++) to[of_queries ? i * rank + r : r * rows + i] = up[i * rank + r];
+        KVL_TRY(kvl_side_matrices(&plan->dims, side, h, down, up));
+        copy_matrices(layer, s, h, rows, down, up, floats);
     }
 done:
-    kvl_free(&matrices);
+    kvl_free(&down);
+    kvl_free(&up);
     return status;
 }
 
@@ -748,6 +757,17 @@ done:
     return status;
 }
 
+/* Blocks, where there is something to check. */
+static kvl_status check_loops(struct kvl_cache *cache, uint32_t l, uint32_t n)
+{
+    struct kvl_cache_counts counts = {0};
+    const struct kvl_caps *caps = kvl_device_caps(cache->device);
+    const kvl_status status = kvl_loops_are_cut(caps) ? kvl_cache_counts(cache, &counts) : KVL_OK;
+    if (status != KVL_OK || counts.cut == 0) return status;
+    return kvl_fail(KVL_E_UNSUPPORTED, "%s ends long loops early, and %u tokens of this cache take longer ones: use another device or fewer tokens", caps->name,
+                    longest(cache, &cache->plan.layer[l]) + n);
+}
+
 static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct kvl_buffer *rows, struct kvl_buffer *rotary, uint32_t rope_dim,
                          bool with_append, struct kvl_buffer *sums)
 {
@@ -791,6 +811,7 @@ static kvl_status attend(struct kvl_cache *cache, uint32_t l, uint32_t n, struct
         KVL_TRY(kvl_launch(cache->device, cache->kernels[l].merge[which], (const size_t[3]){n_rows * group, 1, 1}, (const size_t[3]){group, 1, 1},
                            merged, args, sizeof args / sizeof args[0]));
     }
+    KVL_TRY(check_loops(cache, l, n));
 done:
     return status;
 }

@@ -95,10 +95,11 @@ void kvl_cache_count_prompt(struct kvl_cache *cache, const struct kvl_cache_read
 /* Bytes by class now; the ledger's entries are brought up to date. Sums to what the cache's buffers hold. */
 kvl_status kvl_cache_bytes(struct kvl_cache *cache, uint64_t bytes[KVL_MEM_CLASSES]);
 
-/* What the encoders saw since new. */
+/* What kernels saw since new. */
 struct kvl_cache_counts {
     uint32_t nonfinite; /* keys or values that were not finite */
     uint32_t overflow;  /* outliers that found a codec's fixed room taken and were stored as any other element */
+    uint32_t cut;       /* work-items whose loops the device ended early: what they made is wrong */
 };
 /* Blocks. */
 kvl_status kvl_cache_counts(struct kvl_cache *cache, struct kvl_cache_counts *out);

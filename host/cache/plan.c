@@ -20,6 +20,12 @@ bool kvl_kv_read_on(const struct kvl_cache_dims *dims, uint32_t l)
     return l + 1 < dims->n_layer && kvl_kv_source(dims, l + 1) != l + 1;
 }
 
+struct kvl_cache_limits kvl_cache_limits_of(const struct kvl_device *device)
+{
+    const struct kvl_caps *caps = kvl_device_caps(device);
+    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
+}
+
 static uint64_t round_up(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 uint32_t kvl_attend_groups(const struct kvl_cache_plan *plan) { return plan->shape.splits * plan->limits.compute_units; }

@@ -47,6 +47,7 @@ struct kvl_cache_limits {
     uint32_t compute_units;
     const struct kvl_tuning *tuning; /* NULL = built-in; read while a plan is made */
 };
+struct kvl_cache_limits kvl_cache_limits_of(const struct kvl_device *device);
 
 struct kvl_side_plan {
     const struct kvl_codec *codec;

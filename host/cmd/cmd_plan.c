@@ -114,8 +114,7 @@ static kvl_status find_limits(struct plan *plan)
         return kvl_fail(KVL_E_USAGE, "--measure needs a device to measure: --device D; or state --bandwidth");
     if (plan->args->device == NULL) return KVL_OK;
     KVL_TRY(kvl_device_open(plan->args->device, &plan->device));
-    const struct kvl_caps *caps = kvl_device_caps(plan->device);
-    plan->limits = (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(plan->device)};
+    plan->limits = kvl_cache_limits_of(plan->device);
     if (plan->args->measure) {
         KVL_TRY(kvl_device_measure(plan->device, &peaks));
         plan->bandwidth = peaks.read_gbps;

@@ -173,6 +173,9 @@ static void print_legal(const struct kvl_option *o)
         printf("any number");
 }
 
+/* Of a number. */
+static bool has_fallback(const struct kvl_option *o) { return o->min >= o->max || (o->fallback >= o->min && o->fallback <= o->max); }
+
 static void print_fallback(const struct kvl_option *o)
 {
     size_t n;
@@ -181,7 +184,7 @@ static void print_fallback(const struct kvl_option *o)
         return;
     }
     if (o->type != KVL_OPTION_CHOICE) {
-        printf("%.10g", o->fallback);
+        printf(has_fallback(o) ? "%.10g" : "none", o->fallback);
         return;
     }
     const char *word = kvl_words_at(o->choices, (size_t)o->fallback, &n);
@@ -246,7 +249,7 @@ static cJSON *option_json(const struct kvl_option *o)
     if (o->type != KVL_OPTION_CHOICE) {
         cJSON_AddNumberToObject(object, "min", o->min);
         cJSON_AddNumberToObject(object, "max", o->max);
-        if (o->type != KVL_OPTION_NUMBERS) cJSON_AddNumberToObject(object, "default", o->fallback);
+        if (o->type != KVL_OPTION_NUMBERS && has_fallback(o)) cJSON_AddNumberToObject(object, "default", o->fallback);
         return object;
     }
     size_t n;

@@ -30,6 +30,9 @@ struct kvl_caps {
     bool masked;             /* $KVLAB_MASK hides something */
 };
 
+/* Whether it silently ends all loops of a work-item after 65,535 iterations in sum, as Mesa's llvmpipe does (rusticl, 22.3.6). */
+bool kvl_loops_are_cut(const struct kvl_caps *caps);
+
 /* All devices of all platforms, in platform order, into *list (free with kvl_free). *n may be 0. */
 kvl_status kvl_device_list(struct kvl_caps **list, size_t *n);
 

@@ -183,6 +183,8 @@ done:
     return status;
 }
 
+bool kvl_loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && caps->float_width == 1; }
+
 kvl_status kvl_find_devices(struct kvl_found **list, size_t *n)
 {
     kvl_status status = KVL_OK;

@@ -204,25 +204,17 @@ static kvl_status calibrate_stream(const struct kvl_layer_spec *entry, int side,
     return KVL_OK;
 }
 
-static kvl_status calibrate_side(const struct kvl_layer_spec *entry, int side, const struct rows *rows, struct arrays *arrays)
+/* layer: the plan's first, as which all are. */
+static kvl_status calibrate_side(const struct kvl_layer_spec *entry, int side, const struct kvl_layer_plan *layer, const struct rows *rows, struct arrays *arrays)
 {
     kvl_status status = KVL_OK;
-    const uint32_t d = rows->dims.head_dim;
-    struct kvl_stream_record record;
-    struct kvl_codec_shape shape;
+    const struct kvl_stream_record record = layer->side[side].record;
     float *x = NULL;
-    KVL_TRY(kvl_spec_stream_record(entry, side, 0, d, &record));
-    KVL_TRY(kvl_codec_shape(&entry->codec[side], side == KVL_SIDE_K ? KVL_ROLE_K : KVL_ROLE_V, record.channels, 0, &shape));
-    if (rows->dims.n_kv_head % record.heads != 0)
-        KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u heads are to share records, and the model has %u kv heads: use a divisor", record.heads,
-                         rows->dims.n_kv_head));
-    if (rows->dims.n_layer % record.layers != 0)
-        KVL_TRY(kvl_fail(KVL_E_USAGE, "--for: %u layers are to share records, and the model has %u: use a divisor", record.layers, rows->dims.n_layer));
-    arrays->n = projection_of(entry, side) != NULL ? record.table_floats : shape.table_floats;
+    arrays->n = layer->side[side].projection != NULL ? record.table_floats : layer->side[side].shape.table_floats;
     arrays->n_layer = rows->dims.n_layer / record.layers;
-    arrays->n_stream = rows->dims.n_kv_head / record.heads;
+    arrays->n_stream = layer->n_stream;
     KVL_TRY(kvl_alloc(&arrays->values, (size_t)arrays->n_layer * arrays->n_stream, arrays->n * sizeof(float)));
-    KVL_TRY(kvl_alloc(&x, rows->n_tokens, (size_t)record.layers * record.heads * d * sizeof *x));
+    KVL_TRY(kvl_alloc(&x, rows->n_tokens, (size_t)record.layers * record.heads * rows->dims.head_dim * sizeof *x));
     for (uint32_t l = 0; l < arrays->n_layer; l++)
         for (uint32_t h = 0; h < arrays->n_stream; h++) {
             if (kvl_interrupted()) KVL_TRY(kvl_fail(KVL_E_INTERRUPTED, "interrupted: no table was written"));
@@ -309,17 +301,14 @@ done:
     return status;
 }
 
-/* A cache takes the same heads and layers together on both sides. */
-static kvl_status check_sides(const struct kvl_layer_spec *entry, uint32_t head_dim)
+/* The cache that the table is for, of windows: what it refuses makes no table. */
+static kvl_status plan_cache(const struct kvl_rig *rig, const struct kvl_spec *spec, const struct kvl_eval_config *c, struct kvl_cache_plan *out)
 {
-    struct kvl_stream_record record[KVL_SIDES];
-    for (int s = 0; s < KVL_SIDES; s++) {
-        const kvl_status status = kvl_spec_stream_record(entry, s, 0, head_dim, &record[s]);
-        if (status != KVL_OK) return status;
-    }
-    if (record[KVL_SIDE_K].heads == record[KVL_SIDE_V].heads && record[KVL_SIDE_K].layers == record[KVL_SIDE_V].layers) return KVL_OK;
-    return kvl_fail(KVL_E_USAGE, "--for: keys of %u heads and %u layers share records, values of %u and %u: give both sides the same", record[KVL_SIDE_K].heads,
-                    record[KVL_SIDE_K].layers, record[KVL_SIDE_V].heads, record[KVL_SIDE_V].layers);
+    const struct kvl_dims *dims = &rig->model->dims;
+    const struct kvl_session_config session = {.spec = spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = KVL_P2_WRITE_THEN_READ};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(rig->device);
+    const kvl_status status = kvl_spec_check_dims(spec, dims->n_layer, dims->head_dim);
+    return status == KVL_OK ? kvl_session_cache_plan(dims, &session, &limits, out) : status;
 }
 
 kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_calibrate_config *config,
@@ -329,6 +318,7 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
     struct kvl_eval_config windows = {.n_ctx = config->n_ctx, .ubatch = config->ubatch, .first_chunk = config->first_chunk, .chunks = config->chunks};
     const struct kvl_layer_spec *entry = kvl_spec_layer(config->spec, 0);
     struct arrays arrays[KVL_SIDES] = {{0}};
+    struct kvl_cache_plan plan = {0};
     struct rows rows = {0};
     struct kvl_text part = {0};
     if (!kvl_spec_uniform(config->spec))
@@ -336,16 +326,15 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
     if (!calibrates(entry, KVL_SIDE_K) && !calibrates(entry, KVL_SIDE_V))
         return kvl_fail(KVL_E_USAGE, "--for: neither %s nor %s needs a table (kvlab plugins lists what does)", entry->codec[KVL_SIDE_K].plugin->name,
                         entry->codec[KVL_SIDE_V].plugin->name);
-    if (rig->model->dims.mla.kv_rank != 0)
-        return kvl_fail(KVL_E_UNSUPPORTED, "--for: %s stores latents already, of which no codec learns yet", rig->model->name);
     if (access(config->output, F_OK) == 0) return kvl_fail(KVL_E_USAGE, "%s: exists already; choose another name with -o, or remove it", config->output);
-    KVL_TRY(kvl_spec_check_dims(config->spec, rig->model->dims.n_layer, rig->model->dims.head_dim));
-    KVL_TRY(check_sides(entry, rig->model->dims.head_dim));
     KVL_TRY(kvl_eval_check(rig, text, &windows));
+    KVL_TRY(plan_cache(rig, config->spec, &windows, &plan));
+    if (rig->model->dims.mla.kv_rank != 0)
+        KVL_TRY(kvl_fail(KVL_E_UNSUPPORTED, "--for: %s stores latents already, of which no codec learns yet", rig->model->name));
     KVL_TRY(collect(rig, text, entry, &windows, &rows));
     *out = (struct kvl_calibrate_result){.n_tokens = rows.n_tokens};
     for (int s = 0; s < KVL_SIDES; s++) {
-        if (calibrates(entry, s)) KVL_TRY(calibrate_side(entry, s, &rows, &arrays[s]));
+        if (calibrates(entry, s)) KVL_TRY(calibrate_side(entry, s, &plan.layer[0], &rows, &arrays[s]));
         out->n[s] = arrays[s].n;
     }
     KVL_TRY(kvl_text_printf(&part, "%s" KVL_PART, config->output));
@@ -356,6 +345,7 @@ kvl_status kvl_calibrate(const struct kvl_rig *rig, const struct kvl_eval_text *
 done:
     for (int s = 0; s < KVL_SIDES; s++) kvl_free(&arrays[s].values);
     kvl_free(&rows.values);
+    kvl_cache_plan_free(&plan);
     kvl_text_free(&part);
     return status;
 }

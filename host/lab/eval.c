@@ -139,6 +139,24 @@ kvl_status kvl_eval_check(const struct kvl_rig *rig, const struct kvl_eval_text 
     return KVL_OK;
 }
 
+/* Where the piece that begins at `start` ends: under P3 the context is one piece. */
+static uint32_t piece_end(const struct kvl_eval *e, const struct kvl_eval_layout *l, uint32_t start)
+{
+    const uint32_t piece = l->context > 0 && start == 0 ? l->context : piece_tokens(&e->config);
+    return l->n_ctx - start > piece ? start + piece : l->n_ctx;
+}
+
+/* A cache that begins with a prompt answers it before anything is evicted or encoded, so what is scored must come behind it. Its last token may predict the first. */
+static kvl_status check_prompt(const struct kvl_eval *e, int role)
+{
+    const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(e->session[role]));
+    const uint32_t prompt = piece_end(e, &e->layout, 0);
+    if (!plan->evicts || prompt <= e->layout.first_scored) return KVL_OK;
+    return kvl_fail(KVL_E_USAGE, "%s: this cache begins with a prompt that attends in full precision, under %s the first %u tokens of a window, and tokens from %u on are scored: "
+                                 "use --protocol compress-then-score, or -c %d or more with --ubatch %d or less",
+                    kvl_spec_given(plan->config.spec), kvl_protocol_name[e->config.protocol], prompt, e->layout.first_scored, 2 * PIECE_TOKENS, PIECE_TOKENS);
+}
+
 kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *text, const struct kvl_eval_config *config,
                          struct kvl_eval **out)
 {
@@ -177,10 +195,7 @@ kvl_status kvl_eval_open(const struct kvl_rig *rig, const struct kvl_eval_text *
                                                    .measure_loss = c->measure_loss && role == KVL_EVAL_SPEC};
         KVL_TRY(kvl_spec_check_dims(spec[role], rig->model->dims.n_layer, rig->model->dims.head_dim));
         KVL_TRY(kvl_session_new(rig->weights, &session, &e->session[role]));
-        const struct kvl_cache_plan *plan = kvl_cache_plan(kvl_session_cache(e->session[role]));
-        if (plan->evicts && plan->one_by_one && (!plan->evicts_decoding || plan->join_bytes != 0) && !compresses)
-            KVL_TRY(kvl_fail(KVL_E_USAGE, "%s: this cache begins with a prompt that attends in full precision, and under %s the whole window would be it: use "
-                                          "--protocol compress-then-score", kvl_spec_given(spec[role]), kvl_protocol_name[c->protocol]));
+        KVL_TRY(check_prompt(e, role));
         KVL_TRY(kvl_alloc(&e->score[role], e->layout.n_scored, sizeof *e->score[role]));
     }
     KVL_TRY(kvl_logprob_new(rig->device, rig->model->dims.n_vocab, max_rows, NULL, &e->logprob));
@@ -275,13 +290,6 @@ static kvl_status run_piece(struct kvl_eval *e, const struct kvl_eval_layout *l,
     KVL_TRY(keep_logits(e, first - before, n));
 done:
     return status;
-}
-
-/* Where the piece that begins at `start` ends: under P3 the context is one piece. */
-static uint32_t piece_end(const struct kvl_eval *e, const struct kvl_eval_layout *l, uint32_t start)
-{
-    const uint32_t piece = l->context > 0 && start == 0 ? l->context : piece_tokens(&e->config);
-    return l->n_ctx - start > piece ? start + piece : l->n_ctx;
 }
 
 kvl_status kvl_eval_run(struct kvl_eval *e, const struct kvl_eval_layout *l, struct kvl_record *record)

@@ -33,8 +33,7 @@ done:
 
 kvl_status kvl_probe_open(struct kvl_device *device, const char *spec, kvl_table_loader load, void *context, struct kvl_probe *b)
 {
-    const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(device);
     const uint64_t u = b->ubatch, rotary_bytes = (uint64_t)b->n_tokens * b->dims.head_dim * sizeof(float);
     struct kvl_cache_plan plan = {0};
     kvl_status status = KVL_OK;

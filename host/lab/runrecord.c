@@ -612,10 +612,9 @@ static kvl_status put_plan(struct kvl_record *r)
     kvl_status status = KVL_OK;
     const struct kvl_record_config *c = &r->config;
     const struct kvl_dims *d = &c->model->dims;
-    const struct kvl_caps *caps = kvl_device_caps(c->device);
     const struct kvl_session_config session = {
         .spec = c->spec, .n_ctx = c->n_ctx, .ubatch = c->ubatch, .protocol = c->protocol, .exact = c->exact, .n_sequence = c->n_sequence};
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(c->device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(c->device);
     struct kvl_cache_plan plan = {0};
     KVL_TRY(kvl_session_cache_plan(d, &session, &limits, &plan));
     const struct kvl_fact facts[] = {{"plan_bytes_per_token", (double)plan.bytes_per_token, true},

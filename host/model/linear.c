@@ -211,10 +211,8 @@ static const struct {
 
 static bool items_are_lanes(const struct kvl_caps *caps) { return caps->float_width == 1; }
 
-/* Mesa's llvmpipe (rusticl, 22.3.6) silently leaves all loops of a work-item after 65535 iterations in sum, some 150 of which a block of 32
- * columns takes. */
+/* Where loops are cut: a block of 32 columns takes some 150 iterations. */
 enum { CUT_MOST_COLS = 6144 };
-static bool loops_are_cut(const struct kvl_caps *caps) { return caps->type == KVL_DEVICE_CPU && items_are_lanes(caps); }
 
 static struct kvl_linear_sizes sizes_of(const struct kvl_tuning *tuning)
 {
@@ -408,7 +406,7 @@ kvl_status kvl_linear_run(struct kvl_linear_kernels *kernels, const struct kvl_l
     kvl_status status = KVL_OK;
     assert(T > 0 && !(add && linear->gate));
     const struct kvl_caps *caps = kvl_device_caps(kernels->device);
-    if (loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
+    if (kvl_loops_are_cut(caps) && linear->cols > CUT_MOST_COLS)
         return kvl_fail(KVL_E_UNSUPPORTED,
                         "%s ends long loops early: it multiplies matrices of at most %d columns, found %llu; use another device",
                         caps->name, CUT_MOST_COLS, (unsigned long long)linear->cols);

@@ -360,8 +360,7 @@ kvl_status kvl_session_new(struct kvl_weights *weights, const struct kvl_session
     struct kvl_session *s = NULL;
     struct kvl_cache_plan plan = {0};
     const struct kvl_dims *dims = &weights->model->dims;
-    const struct kvl_caps *caps = kvl_device_caps(weights->device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(weights->device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(weights->device);
     uint64_t bytes[KVL_SESSION_SCRATCH];
     if ((uint64_t)dims->n_head * dims->head_dim % 32 != 0)
         return kvl_fail(KVL_E_UNSUPPORTED, "%s: %u heads of %u channels; their product must be a multiple of 32", weights->model->name,

@@ -180,16 +180,10 @@ static bool add_entry(void *context, const char *owner, int layer, const uint64_
     return true;
 }
 
-static struct kvl_cache_limits device_limits(void)
-{
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return (struct kvl_cache_limits){caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
-}
-
 /* Nothing else is allocated on the device, so its ledger is the cache's. */
 static void caches_hold_what_was_planned(void **state)
 {
-    const struct kvl_cache_limits limits = device_limits();
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     for (size_t i = 0; i < N_ROWS; i++) {
         struct composition c;
         struct kvl_cache_plan plan, taken;
@@ -222,7 +216,7 @@ static void attend_random(const struct composition *c, uint64_t max_alloc, uint3
 {
     const uint32_t n = c->config.n_ctx, row = (c->dims.n_head + 2 * c->dims.n_kv_head) * c->dims.head_dim;
     const uint64_t out_bytes = (uint64_t)n * c->dims.n_head * c->dims.head_dim * sizeof(float);
-    struct kvl_cache_limits limits = device_limits();
+    struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     struct kvl_cache_plan plan;
     struct kvl_cache *cache = NULL;
     struct kvl_buffer *stage = NULL, *rotary = NULL, *result = NULL;
@@ -273,7 +267,7 @@ static void sessions_hold_what_was_planned(void **state)
 {
     static const char *const specs[] = {"int4 sink=4 tail=20", "int8 window=40", "k=think(recent=9) v=int4 sink=4", "int8 read=pages(tokens=70,size=16)"};
     enum { N_CTX = 100 };
-    const struct kvl_cache_limits limits = device_limits();
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     struct kvl_model *model = NULL;
     struct kvl_weights *weights = NULL;
     int32_t tokens[N_CTX];

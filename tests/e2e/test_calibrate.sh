@@ -70,7 +70,6 @@ refused 2 "use one of them" plan -m "$model" -c 64 --kv "latent(energy=0.9,sprea
 refused 2 "16 channels" plan -m "$model" -c 64 --kv "latent(rank=8,spread) rope=pre table=l.h5"
 refused 2 "form rope=pre" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent table=l.h5"
 refused 2 "streams with" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --kv "latent(rank=8,heads=2) rope=pre table=l.h5"
-refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(heads=3)" -o u.h5
 # Layers that share latents: the table is of groups of layers; behind a compressed prompt more directions lose less, all of them nothing.
 calibrate --chunks 6 --first-chunk 6 --for "latent(layers=3,heads=2) rope=pre" -o s.h5 >/dev/null 2>&1
 shared() { "$program" eval kld -m "$model" -f "$text" --exact --protocol compress-then-score --context 32 --score 32 --chunks 2 --no-run-file --base f16 --kv "$1" 2>err; }
@@ -85,7 +84,19 @@ refused 2 "layers (or groups)" eval kld -m "$model" -f "$text" --protocol compre
 for protocol in p2 p4; do
     refused 2 "use --protocol compress-then-score" eval kld -m "$model" -f "$text" -c 64 --chunks 1 --no-run-file --protocol $protocol --kv "latent(rank=8,layers=3,heads=2) rope=pre table=s.h5"
 done
-refused 2 "use a divisor" calibrate -m "$model" -f "$text" -c 64 --for "latent(layers=2)" -o u.h5
-refused 2 "give both sides the same" calibrate -m "$model" -f "$text" -c 64 --for "k=latent(layers=3) v=latent" -o u.h5
-refused 1 "stores latents already" calibrate -m "$root/data/models/arch_deepseek2.gguf" -f "$text" -c 64 --for "latent" -o u.h5
+# What a cache refuses makes no table, and is told in the same words.
+as_cache() { # PART-OF-THE-MESSAGE MODEL SPEC
+    local model=$root/data/models/$2.gguf
+    "$program" plan -m "$model" -c 64 --kv "$3" >/dev/null 2>cache_err && fail "$2: the cache takes $3"
+    "$program" calibrate -m "$model" -f "$text" -c 64 --chunks 1 --for "$3" -o u.h5 >out 2>err && fail "$2: a table for $3, which the cache refuses"
+    cmp -s err cache_err && grep -qF -- "$1" err || fail "$2, $3: wanted \"$1\", calibrate says: $(cat err), plan: $(cat cache_err)"
+}
+as_cache "use a divisor" tiny "latent(layers=2)"
+as_cache "use a divisor" tiny "latent(heads=3)"
+as_cache "give both sides the same" tiny "k=latent(layers=3) v=latent"
+as_cache "window= slides" tiny "latent(layers=3) window=16"
+as_cache "layers that read the keys and values of others" family-cla2 "latent(layers=2)"
+as_cache "slides by itself" arch_gemma3 "latent(layers=7)"
+as_cache "stores one latent row" arch_deepseek2 latent
+refused 1 "no codec learns yet" calibrate -m "$root/data/models/arch_deepseek2.gguf" -f "$text" -c 64 --for kvquant -o u.h5
 [[ ! -e u.h5 && ! -e u.h5.part ]] || fail "a refused calibration of latents left a file"

@@ -28,6 +28,11 @@ random.seed(1); sys.stdout.buffer.write(bytes(random.randrange(1, 128) for _ in 
 # --- usage ---
 expect_refusal "one window of 1656" -f text --protocol p3 --context 1400 # its context and scored tokens are options of their own
 expect_refusal "compress-then-score" -f text -c 64 --kv "keep=knorm budget=uniform(kept=0.5)"
+keep="keep=knorm budget=uniform(kept=0.5)"
+for words in "-c 64 --protocol p2" "-c 64 --protocol p4" "-c 1020 --protocol p2" "-c 1024 --protocol p2 --ubatch 600"; do # what is scored would be the prompt
+    for spec in "$keep" "$keep when=full" "read=pages(tokens=16)" "k=think"; do expect_refusal "begins with a prompt" -f text --kv "$spec" $words; done
+done
+expect_refusal "-c 1024 or more with --ubatch 512 or less" -f text --kv "$keep" --protocol p2 --ubatch 600 -c 1024
 expect_refusal "empty" -f empty
 expect_refusal "one window" -f text -c 1600
 expect_refusal "trained" -f text -c 4096
@@ -137,6 +142,12 @@ near "$(get int4.json 'r["ppl_ratio"] * r["ppl_base"]')" "$(get int4.json 'r["pp
 [[ $(get int8.json 'r["kld_mean"]') != 0 ]] || fail "int8 must differ from f16"
 python3 -c 'import sys; sys.exit(not float(sys.argv[1]) < float(sys.argv[2]))' "$(get int8.json 'r["kld_mean"]')" "$(get int4.json 'r["kld_mean"]')" ||
     fail "int8 is not closer to f16 than int4"
+
+# Behind a prompt of 512 tokens, of which half are gone.
+"$program" eval kld -m "$model" -f text -c 1024 --chunks 1 --json --kv "$keep" --protocol p2 --no-run-file >behind.json 2>err || fail "p2 with keep=, scored behind the prompt: $(cat err)"
+[[ $(get behind.json 'r["kld_mean"]') != 0 ]] || fail "p2 with keep=: scored tokens do not see that tokens are gone"
+"$program" eval kld -m "$model" -f text -c 64 --kv f16 --base "$keep" --protocol p2 --no-run-file >out 2>err && fail "a base that scores its prompt was taken"
+grep -q 'begins with a prompt' err || fail "a base that scores its prompt: $(cat err)"
 
 # --- logits of the base kept from run to run: the same numbers, read where they are known ---
 kept_kld() { "$program" eval kld -m "$model" -f text --json --no-run-file --base-logits kept "$@" 2>err; }

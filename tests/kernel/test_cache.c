@@ -57,8 +57,7 @@ static void fill(struct setup *s)
 static void open_setup(struct setup *s, const char *spec)
 {
     struct kvl_device *device = kvl_test_device;
-    const struct kvl_caps *caps = kvl_device_caps(device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(device);
     struct kvl_cache_plan plan;
     assert_ok(kvl_spec_parse(spec, &s->spec));
     assert_ok(kvl_spec_load_tables(s->spec, random_table, &s->dims));
@@ -98,17 +97,25 @@ static void store(struct setup *s, uint32_t n)
     kvl_cache_advance(s->cache, n);
 }
 
-/* Feeds tokens [from, to) in pieces of u through layer 0; results to got. */
-static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
+/* Feeds tokens [from, to) in pieces of u through layer 0; results to got. False: the device ends loops too early, and the cache has said so. */
+static bool feed_unless_cut(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
 {
     const size_t out_row = out_floats(s);
     for (uint32_t p = from; p < to; p += u) {
         const uint32_t n = to - p < u ? to - p : u;
         assert_ok(kvl_buffer_write(s->stage, 0, (uint64_t)n * row_floats(s) * sizeof(float), s->rows + (size_t)p * row_floats(s)));
-        if (kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, s->rope_dim, s->out) != KVL_OK) fail_msg("%s", kvl_error_text());
+        const kvl_status status = kvl_cache_step(s->cache, 0, n, s->stage, s->rotary, s->rope_dim, s->out);
+        if (status == KVL_E_UNSUPPORTED && kvl_loops_are_cut(kvl_device_caps(kvl_test_device)) && strstr(kvl_error_text(), "ends long loops") != NULL) return false;
+        if (status != KVL_OK) fail_msg("%s", kvl_error_text());
         kvl_cache_advance(s->cache, n);
         assert_ok(kvl_buffer_read(s->out, 0, n * out_row * sizeof(float), s->got + p * out_row));
     }
+    return true;
+}
+
+static void feed(struct setup *s, uint32_t from, uint32_t to, uint32_t u)
+{
+    if (!feed_unless_cut(s, from, to, u)) fail_msg("%s", kvl_error_text());
 }
 
 static double worst_difference(const struct setup *s)
@@ -230,28 +237,22 @@ static const struct row {
     {"int8 rope=pre korder=hf window=40", &dims_joint, 150, 16, KVL_P1_FAKE_QUANT, true, 16},
 };
 
-static bool is_llvmpipe(void)
-{
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
-}
-
-/* llvmpipe ends a work-item's loops after 65535 iterations in all; rebuilding a block's keys of several heads takes more. */
-static bool loops_are_cut(const char *spec) { return is_llvmpipe() && strstr(spec, "read=rebuilt) rope=pre") != NULL; }
-
 /* llvmpipe's fma loses the sign of zero, which a projected row's zero point may be. */
 static bool is_sign_of_zero(const char *spec, uint8_t got, uint8_t want)
 {
-    return is_llvmpipe() && strncmp(spec, "latent", 6) == 0 && got == 0 && want == 0x80;
+    return kvl_device_is_slow() && strncmp(spec, "latent", 6) == 0 && got == 0 && want == 0x80;
 }
 
 static void run_row(const struct row *row)
 {
-    if (loops_are_cut(row->spec)) return;
     struct setup s = {.dims = *row->dims, .n_tokens = row->n_tokens, .rope_dim = row->rope_dim};
     s.config = (struct kvl_cache_config){.n_ctx = row->n_tokens, .ubatch = row->ubatch, .protocol = row->protocol, .exact = row->exact};
     open_setup(&s, row->spec);
-    feed(&s, 0, s.n_tokens, kvl_cache_ubatch(&s.config));
+    if (!feed_unless_cut(&s, 0, s.n_tokens, kvl_cache_ubatch(&s.config))) {
+        print_message("    %-50s refused: %s\n", row->spec, kvl_error_text());
+        close_setup(&s);
+        return;
+    }
     assert_ok(kvl_reference_attend(&s.plan, 0, s.n_tokens, s.q, s.k, s.v, (struct kvl_rope){s.angles, s.rope_dim}, s.want));
     const double worst = worst_difference(&s);
     print_message("    %-50s %s u=%-3u largest difference %.2e\n", row->spec, kvl_protocol_name[row->protocol], row->ubatch, worst);
@@ -394,6 +395,19 @@ static void nonfinite_input_is_counted(void **state)
     close_setup(&s);
 }
 
+/* Keys and values of three heads that are made again one by one take longer loops than llvmpipe goes through. */
+static void loops_that_a_device_cuts_are_refused(void **state)
+{
+    if (!kvl_loops_are_cut(kvl_device_caps(kvl_test_device))) skip();
+    struct setup s = {.dims = dims_smol, .n_tokens = 600, .rope_dim = 48};
+    s.config = (struct kvl_cache_config){.n_ctx = 600, .ubatch = 64, .protocol = KVL_P2_WRITE_THEN_READ};
+    open_setup(&s, "latent(rank=48,heads=3,read=rebuilt) rope=pre table=random");
+    for (uint32_t p = 0; p < 576; p += 64) store(&s, 64); /* the same rows again: only how many they are matters */
+    assert_false(feed_unless_cut(&s, 576, 600, 24));
+    assert_non_null(strstr(kvl_error_text(), "600 tokens"));
+    close_setup(&s);
+}
+
 /* A codec that learns is refused without its table, with the way to make one. */
 static void missing_table_is_refused(void **state)
 {
@@ -436,7 +450,7 @@ static void overflow_is_counted(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(missing_table_is_refused), cmocka_unit_test(overflow_is_counted),
+    cmocka_unit_test(loops_that_a_device_cuts_are_refused), cmocka_unit_test(missing_table_is_refused), cmocka_unit_test(overflow_is_counted),
     cmocka_unit_test(cache_equals_reference), cmocka_unit_test(chunk_size_does_not_matter), cmocka_unit_test(sealed_stays_sealed),
     cmocka_unit_test(codes_equal_reference),  cmocka_unit_test(nonfinite_input_is_counted),
 };

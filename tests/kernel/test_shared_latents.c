@@ -27,8 +27,7 @@ static struct kvl_rope rope_of(const struct bench *b) { return (struct kvl_rope)
 
 static void open_bench(struct bench *b, const char *spec, kvl_table_loader table)
 {
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     const size_t rows = (size_t)b->dims.n_layer * b->n_tokens, angles = (size_t)b->n_tokens * b->rope_dim + 2;
     const uint64_t u = b->config.ubatch;
     struct kvl_cache_plan plan;

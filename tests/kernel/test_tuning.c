@@ -146,8 +146,7 @@ static void other_settings_are_planned(void **state)
     if (kvl_device_is_slow()) skip();
     struct rig r = load(&built_in, &tuned, &n);
     const struct kvl_tuning before = *kvl_device_tuning(kvl_test_device);
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     uint64_t scratch_before = 0;
     for (size_t i = 0; i < 1 + sizeof settings / sizeof *settings; i++) {
         struct kvl_footprint plan;

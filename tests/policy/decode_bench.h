@@ -30,8 +30,7 @@ static size_t kv_row(const struct bench *b) { return (size_t)b->dims.n_kv_head *
 
 static void open_bench(struct bench *b, const char *spec)
 {
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    const struct kvl_cache_limits limits = {caps->max_alloc_bytes, caps->compute_units, kvl_device_tuning(kvl_test_device)};
+    const struct kvl_cache_limits limits = kvl_cache_limits_of(kvl_test_device);
     struct kvl_cache_plan plan;
     b->q = calloc(b->n_tokens * q_row(b), sizeof *b->q);
     b->k = calloc(b->n_tokens * kv_row(b), sizeof *b->k);

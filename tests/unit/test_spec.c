@@ -183,6 +183,10 @@ static void refuses_bad_options(void **state)
     assert_refused("all_layers(1)", "--kv: all_layers= takes no options at character 12 of \"all_layers(1)\": remove the parentheses");
     assert_refused("int4(search=4)", "search= tries clips from 1 down to clip=: give one below 1, as clip=0.5");
     assert_refused("int4(clip=0)", "--kv: clip=0 is out of range at character 11 of \"int4(clip=0)\": legal is a number from 0.1 to 1");
+    assert_refused("keep=knorm budget=uniform(removed=2)",
+                   "--kv: removed=2 is out of range at character 35 of \"keep=knorm budget=uniform(removed=2)\": legal is a number from 0 to 1");
+    assert_refused("keep=knorm budget=uniform(kept=0.5,removed=-1)", /* that it is not given is for nobody to say */
+                   "--kv: removed=-1 is out of range at character 44 of \"keep=knorm budget=uniform(kept=0.5,removed=-1)\": legal is a number from 0 to 1");
     assert_refused("int4(scheme=up)", "--kv: unknown scheme 'up' at character 13 of \"int4(scheme=up)\": legal are asym sym");
     assert_refused("f16(group=2)", "--kv: unknown f16 option 'group' at character 5 of \"f16(group=2)\": there are none");
 }
