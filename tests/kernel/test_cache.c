@@ -405,6 +405,7 @@ static void loops_that_a_device_cuts_are_refused(void **state)
     for (uint32_t p = 0; p < 576; p += 64) store(&s, 64); /* the same rows again: only how many they are matters */
     assert_false(feed_unless_cut(&s, 576, 600, 24));
     assert_non_null(strstr(kvl_error_text(), "600 tokens"));
+    kvl_error_clear();
     close_setup(&s);
 }
 
