@@ -106,7 +106,9 @@ static kvl_status measure(const struct eval_args *eval_args, struct kvl_eval *ev
         nll += cell[i].nll;
         nll_base += cell[i].nll_base;
     }
-    const struct kvl_fact facts[] = {{"needle_exact", scored > 0.0 ? exact / scored : NAN},
+    const double share = scored > 0.0 ? exact / scored : NAN;
+    const struct kvl_fact facts[] = {{"needle_exact", share},
+                                     {"needle_exact_se", sqrt(share * (1.0 - share) / (scored * config.seeds))},
                                      {"needle_nll", scored > 0.0 ? nll / scored : NAN},
                                      {"needle_nll_base", scored > 0.0 ? nll_base / scored : NAN},
                                      {"n_cells", (double)n, true},

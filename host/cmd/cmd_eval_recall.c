@@ -93,15 +93,16 @@ static kvl_status measure(const struct eval_args *eval_args, struct kvl_eval *ev
     KVL_TRY(make_grid(args, &grid));
     const struct kvl_recall_config config = config_of(args, &grid);
     const size_t n = config.n_depth * config.n_gap;
-    double gain = 0.0, base = 0.0, scored = 0.0;
+    double gain = 0.0, base = 0.0, error2 = 0.0, scored = 0.0;
     KVL_TRY(kvl_alloc(&cell, n, sizeof *cell));
     KVL_TRY(kvl_eval_recall(eval, &config, record, cell));
     for (size_t i = 0; i < n; i++) {
         scored += cell[i].scored;
         gain += cell[i].scored ? cell[i].gain : 0.0;
         base += cell[i].scored ? cell[i].gain_base : 0.0;
+        error2 += cell[i].scored ? pow(cell[i].kept_se * cell[i].gain_base, 2.0) : 0.0;
     }
-    const struct kvl_fact facts[] = {{"recall_kept", scored > 0.0 ? gain / base : NAN}, {"n_cells", (double)n, true}, {"n_cells_scored", scored, true}};
+    const struct kvl_fact facts[] = {{"recall_kept", scored > 0.0 ? gain / base : NAN}, {"recall_kept_se", scored > 0.0 ? sqrt(error2) / base : NAN}, {"n_cells", (double)n, true}, {"n_cells_scored", scored, true}};
     KVL_TRY(kvl_record_summary(record, facts, sizeof facts / sizeof *facts));
     if (args->eval.json) KVL_TRY(print_json(record, facts, sizeof facts / sizeof *facts, &config, cell));
     else print_cells(record, &config, cell);

@@ -51,6 +51,7 @@ expect all.json 'all(abs(c["gain"] - c["gain_base"]) < 2e-5 for c in r["cells"])
 expect some.json 'abs(r["cells"][0]["gain_base"] - json.load(open("all.json"))["cells"][3]["gain_base"]) < 2e-5'
 expect some.json 'abs(r["cells"][0]["gain"] - r["cells"][0]["gain_base"]) > 1e-3'
 expect some.json '(r["cells"][0]["kept"] is None) == (r["n_cells_scored"] == 0)'
+expect some.json 'r["recall_kept_se"] == r["cells"][0]["kept_se"] or abs(r["recall_kept_se"] - r["cells"][0]["kept_se"]) < 1e-12'
 "$program" eval recall -m "$model" "${recall[@]}" --kv f32 --depth 0.5 --seed 1 --json --no-run-file >other.json 2>/dev/null
 expect other.json 'r["cells"][0]["nll_first"] != json.load(open("all.json"))["cells"][2]["nll_first"]'
 # The span's nll at first is that of the same tokens in a plain window: the text itself is the sequence when the span is cut from where it stands.

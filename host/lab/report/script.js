@@ -380,8 +380,8 @@ drawRoofline();
 const onlyNll = rows.some((row) => row.quality_nll !== undefined && row.quality_ppl === undefined);
 table("runs", [["name", "run file"], ["config_command", "command", true], ["label", "kv"], ["config_device", "device", true], ["config_model", "model", true], ["config_n_ctx", "context", true], ["config_protocol", "protocol", true],
   ["memory_bytes_per_token", "bytes/token"], ["memory_resident_bytes", "resident bytes"], ["quality_n_chunks", "chunks"], ["quality_ppl", "perplexity"], ["quality_ppl_se_chunk", "se (chunks)"],
-  ["quality_kld_mean", "KLD"], ["quality_kld_se_chunk", "se (chunks)"], ["quality_same_top1", "same top 1"], ...(onlyNll ? [["quality_nll", "nll"]] : []), ["quality_recall_kept", "recall kept"],
-  ["quality_needle_exact", "needles found"], ["quality_first_median", "tokens in common"], ["quality_tokens_per_s", "tokens/s"], ["git", "revision", true], ["status", "status", true]], rows);
+  ["quality_kld_mean", "KLD"], ["quality_kld_se_chunk", "se (chunks)"], ["quality_same_top1", "same top 1"], ...(onlyNll ? [["quality_nll", "nll"]] : []), ["quality_recall_kept", "recall kept"], ["quality_recall_kept_se", "se (sequences)"],
+  ["quality_needle_exact", "needles found"], ["quality_needle_exact_se", "se (sequences)"], ["quality_first_median", "tokens in common"], ["quality_tokens_per_s", "tokens/s"], ["git", "revision", true], ["status", "status", true]], rows);
 table("speeds", [["kv", "kv"], ["model", "model", true], ["device", "device", true], ["test", "test", true], ["context", "context", true], ["tokens_per_s", "tokens/s"], ["sd", "sd"], ["repetitions", "repetitions", true], ["file", "run file"]], speeds);
 table("kernels", [["name", "kernel"], ["phase", "phase", true], ["calls", "calls"], ["ns_sum", "ns"], ["bytes", "bytes"], ["flops", "operations"], ["gbps", "GB/s"], ["gflops", "GFLOP/s"], ["peak_share", "share of peak"], ["kv", "kv", true], ["device", "device", true], ["file", "run file", true]], kernels);
 document.querySelector("#provenance div").append(...rows.map((row) => element("details", {},
