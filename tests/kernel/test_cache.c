@@ -271,7 +271,7 @@ static void run_row(const struct row *row)
 
 static void cache_equals_reference(void **state)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += kvl_device_is_slow() ? 3 : 1)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += kvl_row_step(3))
         if (kvl_row_is_wanted(rows[i].spec)) run_row(&rows[i]);
 }
 
@@ -338,7 +338,7 @@ static void seal_and_go_on(const char *spec)
 static void sealed_stays_sealed(void **state)
 {
     if (kvl_row_is_wanted("kivi(residual=32)")) seal_and_go_on("kivi(residual=32)");
-    for (size_t i = 0; i < N_STORED; i += kvl_device_is_slow() ? 5 : 1)
+    for (size_t i = 0; i < N_STORED; i += kvl_row_step(5))
         if (kvl_row_is_wanted(stored[i])) seal_and_go_on(stored[i]);
 }
 

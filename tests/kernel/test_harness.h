@@ -35,6 +35,15 @@ static inline bool kvl_device_is_slow(void)
  * tokens one by one, unless KVLAB_SLOW=1 asks for all. */
 static inline bool kvl_launches_are_dear(void) { return kvl_device_is_slow() && getenv("KVLAB_SLOW") == NULL; }
 
+/* Which rows of a long table a device does: each one on the first that is tried, every second one on further ones unless KVLAB_SLOW=1, each `slow`-th on
+ * llvmpipe. Most of the time goes to drivers, which compile each row's programs, and all of them get the same text. */
+static unsigned kvl_devices_done; /* without llvmpipe */
+static inline size_t kvl_row_step(size_t slow)
+{
+    if (kvl_device_is_slow()) return slow;
+    return kvl_devices_done > 0 && getenv("KVLAB_SLOW") == NULL ? 2 : 1;
+}
+
 /* n floats, those of `values` or zeros. The caller frees it: kvl_buffer_free. */
 static inline void kvl_new_float_buffer(const char *owner, uint64_t n, const float *values, struct kvl_buffer **out)
 {
@@ -63,6 +72,7 @@ static inline int kvl_on_device(const char *choice, const struct CMUnitTest *tes
     int failed = _cmocka_run_group_tests(group, tests, n_tests, NULL, NULL);
     kvl_ledger_read(kvl_test_device, &left);
     if (left.n_buffers > 0) failed++;
+    kvl_devices_done += !kvl_device_is_slow();
     kvl_device_close(&kvl_test_device);
     return failed;
 }

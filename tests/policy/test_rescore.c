@@ -192,7 +192,7 @@ static void check_row(const struct row *row)
 
 static void device_equals_reference(void **state)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i += kvl_device_is_slow() ? 4 : 1)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i += kvl_row_step(4))
         if (kvl_row_is_wanted(rows[i].spec)) check_row(&rows[i]);
 }
 
@@ -211,7 +211,7 @@ static void random_policies(void **state)
     uint64_t draw = 0;
 #define PICK(list) pick(&draw, list, sizeof list / sizeof *list)
     const int slow = getenv("KVLAB_SLOW") != NULL, n = slow ? 60 : 24; /* each is programs of its own */
-    for (int i = 0; i < (kvl_device_is_slow() ? n / 6 : n); i++) {
+    for (int i = 0; i < n / (int)kvl_row_step(6); i++) {
         char keep[96], budget[64], spec[320];
         struct row row = {spec, &dims_tiny, 40, 16, false};
         snprintf(keep, sizeof keep, PICK(wrappers), PICK(scores));
