@@ -35,13 +35,14 @@ static inline bool kvl_device_is_slow(void)
  * tokens one by one, unless KVLAB_SLOW=1 asks for all. */
 static inline bool kvl_launches_are_dear(void) { return kvl_device_is_slow() && getenv("KVLAB_SLOW") == NULL; }
 
-/* Which rows of a long table a device does: each one on the first that is tried, every second one on further ones unless KVLAB_SLOW=1, each `slow`-th on
- * llvmpipe. Most of the time goes to drivers, which compile each row's programs, and all of them get the same text. */
+/* Which rows of a long table a device does: each one on the first that is tried, every second one on further ones and with masked features unless KVLAB_SLOW=1,
+ * each `slow`-th on llvmpipe. Most of the time goes to drivers, which compile each row's programs, and all of them get the same text. */
 static unsigned kvl_devices_done; /* without llvmpipe */
 static inline size_t kvl_row_step(size_t slow)
 {
     if (kvl_device_is_slow()) return slow;
-    return kvl_devices_done > 0 && getenv("KVLAB_SLOW") == NULL ? 2 : 1;
+    const bool again = kvl_devices_done > 0 || getenv("KVLAB_MASK") != NULL;
+    return again && getenv("KVLAB_SLOW") == NULL ? 2 : 1;
 }
 
 /* n floats, those of `values` or zeros. The caller frees it: kvl_buffer_free. */
