@@ -6,6 +6,7 @@
 #include "device_internal.h"
 #include "embedded.h"
 #include "file.h"
+#include "log.h"
 #include "mem.h"
 #include "text.h"
 #include <stdio.h>
@@ -72,7 +73,8 @@ static kvl_status fail_build(const struct kvl_program *program, cl_int code)
     clGetProgramBuildInfo(program->program, program->device->id, CL_PROGRAM_BUILD_LOG, 0, NULL, &size);
     KVL_TRY(kvl_alloc(&log, size + 1, 1));
     clGetProgramBuildInfo(program->program, program->device->id, CL_PROGRAM_BUILD_LOG, size, log, NULL);
-    status = kvl_fail(KVL_E_DEVICE, "building %s for %s: %s\n%.*s", program->names, program->device->caps.name,
+    if (kvl_interrupted()) status = kvl_fail(KVL_E_INTERRUPTED, "interrupted while kernels were compiled"); /* PoCL's compiler drops its files at Ctrl-C */
+    else status = kvl_fail(KVL_E_DEVICE, "building %s for %s: %s\n%.*s", program->names, program->device->caps.name,
                       kvl_cl_error_name(code), LOG_SHOWN, log);
 done:
     kvl_free(&log);

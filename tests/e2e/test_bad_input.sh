@@ -93,7 +93,7 @@ offset = lambda name: struct.unpack_from("<Q", b, tensor(name) + 4 + 16 + 4)[0]
 data = len(b) - 96 * 160 * 4 - offset(b"blk.2.ffn_down.weight")
 at = data + offset(b"blk.2.attn_k.weight") + 5 * 96 * 2
 b[at:at + 2] = struct.pack("<H", 0x7e00)'
-for use in "128 --kv int4 -c 64" "1024 --kv int4 --protocol compress-then-score --context 256 --score 256" "512 --kv k=think --protocol p4 -c 256"; do
+for use in "128 --kv int4 -c 64" "1024 --kv int4 --protocol compress-then-score --context 256 --score 256" "512 --kv k=think(recent=0) --protocol compress-then-score --context 128 --score 128"; do
     read -r wanted arguments <<<"$use"
     label="nan.gguf $arguments"
     checks=$((checks + 1))
