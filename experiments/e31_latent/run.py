@@ -205,7 +205,7 @@ SERIES = [("latent, f16 numbers: rank 16 to 64 of 64", [f"rank {rank}" for rank 
           ("all 64 directions, codes of 3, 4, 8 bits, Hadamard", ["rank 64 int3", "rank 64 int4", "rank 64 int8"], "D-", "#CC79A7"),
           ("no projection, codes of 2, 3, 4, 8 bits, Hadamard", [f"int{bits} hadamard" for bits in (2, 3, 4, 8)], "x--", "#E69F00"),
           ("five layers and their heads together (behind a half window)", [row for row in SHARED if "five" in row], "v-", "#882255"),
-          ("each layer's heads together (behind a half window)", [row for row in SHARED if "one" in row], "v:", "#882255"),
+          ("each layer's heads together (behind a half window)", [row for row in SHARED if "one" in row], "<:", "#332288"),
           ("control: uniform quantization, 2, 3, 4, 8 bits", [f"int{bits}" for bits in (2, 3, 4, 8)], "P:", "#D55E00"),
           ("control: recency, 4 sinks and the newest tokens", list(RECENCY), "s:", "#000000"),
           ("control: oracle (of a compressed half window)", list(ORACLE), "*:", "#777777")]
