@@ -71,6 +71,36 @@ def add_holm(rows, p="p", into="p_holm"):
         row[into] = value
 
 
+def verdict(windows, mean, p_holm):
+    """Of a difference A - B of losses."""
+    return "exploratory" if windows < 16 else "not resolved" if p_holm >= 0.05 else "better" if mean < 0 else "worse"
+
+
+def differences(runs, pairs):
+    """A row for each (A, B) of specs that both ran: the KLD of A less that of B by window, p adjusted over the rows."""
+    rows = []
+    for a, b in pairs:
+        if a in runs and b in runs:
+            windows = common_windows(runs[a], runs[b])
+            found = interval(column(runs[a], "kld", windows) - column(runs[b], "kld", windows))
+            rows.append({"a": a, "b": b, "windows": len(windows), **{k: found[k] for k in ("mean", "low", "high", "p")}, "run": f"{runs[a]['run']} {runs[b]['run']}"})
+    add_holm(rows)
+    for row in rows:
+        row["verdict"] = verdict(row["windows"], row["mean"], row["p_holm"])
+    return rows
+
+
+def differences_table(rows, digits=4):
+    """These rows as lines of markdown."""
+    return [f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "", "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |",
+            *(f"| `{row['a']}` | `{row['b']}` | {show(row, digits)} | {row['p_holm']:.2g} | {row['verdict']} |" for row in rows)]
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(path, rows):
     with open(path, "w", newline="") as file:
         table = csv.DictWriter(file, rows[0], lineterminator="\n")

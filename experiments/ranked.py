@@ -1,5 +1,4 @@
 """Caches that lost tokens at a prompt's end, ranked: their losses, and differences to controls at equal bytes, paired by window. Needs numpy and scipy; the figure matplotlib too."""
-import csv
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,6 @@ REMOVED = (0.5, 0.75)
 QUANTIZED = {0.5: "int8 @22-29 v=int4", 0.75: "k=int4 v=int3"}  # at the end of the context: 11,472 and 5,760 bytes a token, 11,520 and 5,760 when evicted
 BINS = ("nll_1_16", "nll_17_64")
 COLOURS = {"recency": "black", "quantized": "#D55E00", "oracle": "#009E73", "random": "#999999"}
-
-
-def verdict(row, measure):
-    if row[f"{measure}_p_holm"] >= 0.05:
-        return "not resolved"
-    return "better" if row[f"{measure}_mean"] < 0 else "worse"
 
 
 def write_table(path, summary, rows):
@@ -70,7 +63,7 @@ class Ranking:
         for measure in ("nll", "kld"):
             paired.add_holm(rows, f"{measure}_p", f"{measure}_p_holm")
             for row in rows:
-                row[f"{measure}_verdict"] = verdict(row, measure)
+                row[f"{measure}_verdict"] = paired.verdict(row["windows"], row[f"{measure}_mean"], row[f"{measure}_p_holm"])
         return rows
 
     def named_specs(self):
@@ -94,8 +87,8 @@ class Ranking:
 
     def draw(self, args):
         number = lambda row, *names: [float(row[name]) for name in names]
-        summary = list(csv.DictReader(open(args.out / "caches.csv")))
-        rows = [row for row in csv.DictReader(open(args.out / "ranking.csv")) if row["b"] == "recency"]
+        summary = paired.read_csv(args.out / "caches.csv")
+        rows = [row for row in paired.read_csv(args.out / "ranking.csv") if row["b"] == "recency"]
         figure, (left, right) = paired.new_figure(14, 6, columns=2, width_ratios=(1.25, 1))
         markers, drawn = {"0.5": "o", "0.75": "s", "": "D"}, set()
         for row in summary:

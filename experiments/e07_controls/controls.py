@@ -4,7 +4,6 @@
     experiments/e07_controls/controls.py             runs/e07_controls, ../e05_quant_signs/{runs,chunks}.csv -> controls.csv, controls.md (needs numpy, scipy)
     experiments/e07_controls/controls.py --figure    controls.csv -> controls.svg (needs matplotlib too)
 """
-import csv
 import json
 import subprocess
 import sys
@@ -25,11 +24,6 @@ def specs(kind, share, tokens):
     return f"sink={SINKS} window={int(share * tokens) - SINKS}" if kind == "recency" else f"keep=oracle budget=uniform(kept={share})"
 
 
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def resident_bytes(kvlab, spec):
     """As a decoding cache holds them behind CONTEXT tokens, a token at a time."""
     command = [kvlab, "plan", "-m", MODEL, "--ctx", str(CONTEXT), "--protocol", "p4", "--json", "--kv", spec]
@@ -38,9 +32,9 @@ def resident_bytes(kvlab, spec):
 
 def uniform_windows():
     """{codec: (run, {window: KLD})} of e05."""
-    run_of = {row["kv"]: row["run"] for row in read_csv(E05 / "runs.csv")}
+    run_of = {row["kv"]: row["run"] for row in paired.read_csv(E05 / "runs.csv")}
     found = {codec: (run_of[codec], {}) for codec in SHARES}
-    for row in read_csv(E05 / "chunks.csv"):
+    for row in paired.read_csv(E05 / "chunks.csv"):
         for run, windows in found.values():
             if row["run"] == run:
                 windows[float(row["chunk"])] = float(row["kld"])
@@ -77,7 +71,7 @@ def write_table(path, rows):
 
 
 def draw(args):
-    rows = read_csv(args.out / "controls.csv")
+    rows = paired.read_csv(args.out / "controls.csv")
     figure, axes = paired.new_figure(7, 4.4)
     for kind, colour, shape in (("recency", "black", "s--"), ("oracle", "#009E73", "*:")):
         own = [row for row in rows if row["control"] == kind]

@@ -4,7 +4,6 @@
     experiments/e08_formats/formats.py             runs/e08_formats -> formats.csv, pairs.csv, formats.md (needs numpy, scipy)
     experiments/e08_formats/formats.py --figure    formats.csv, ../e07_controls/controls.csv -> formats.svg (needs matplotlib too)
 """
-import csv
 import sys
 from pathlib import Path
 
@@ -32,34 +31,18 @@ def summaries(runs):
                "kld_half": kld["high"] - kld["mean"], "nll_more": delta["mean"], "nll_half": delta["high"] - delta["mean"], "same_top1": same["mean"], "same_top1_half": same["high"] - same["mean"]}
 
 
-def differences(runs):
-    rows = []
-    for a, b in PAIRS:
-        if a in runs and b in runs:
-            windows = paired.common_windows(runs[a], runs[b])
-            found = paired.interval(paired.column(runs[a], "kld", windows) - paired.column(runs[b], "kld", windows))
-            rows.append({"a": a, "b": b, "windows": len(windows), **{k: found[k] for k in ("mean", "low", "high", "p")}, "run": f"{runs[a]['run']} {runs[b]['run']}"})
-    paired.add_holm(rows)
-    for row in rows:
-        row["verdict"] = "not resolved" if row["p_holm"] >= 0.05 else "better" if row["mean"] < 0 else "worse"
-    return rows
-
-
 def write_table(path, summary, rows):
     lines = ["<!-- formats.py writes these tables -->", "KLD to f16 and nll minus that of f16, nats a token, with 95 % t-intervals over windows. Bytes a token: all layers, keys and values.", "",
              "| format | bytes a token | windows | KLD | nll - f16 | same top-1 |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     lines += [f"| `{row['format']}` | {row['bytes_per_token']:,} | {row['windows']} | {row['kld_mean']:.5f} +- {row['kld_half']:.5f} | {row['nll_more']:+.5f} +- {row['nll_half']:.5f} | {row['same_top1']:.3f} +- {row['same_top1_half']:.3f} |"
               for row in summary]
-    lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "", "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |"]
-    lines += [f"| `{row['a']}` | `{row['b']}` | {paired.show(row, 5)} | {row['p_holm']:.2g} | {row['verdict']} |" for row in rows]
+    lines += ["", *paired.differences_table(rows, 5)]
     path.write_text("\n".join(lines) + "\n")
 
 
 def draw(args):
-    with open(args.out / "formats.csv", newline="") as file:
-        formats = list(csv.DictReader(file))
-    with open(CONTROLS, newline="") as file:
-        controls = list(csv.DictReader(file))
+    formats = paired.read_csv(args.out / "formats.csv")
+    controls = paired.read_csv(CONTROLS)
     figure, axes = paired.new_figure(7.5, 4.8)
     whole = 23040  # bytes a token in 16 bits, of which the controls keep a share of the tokens
     for kind, colour, shape in (("recency", "black", "s--"), ("oracle", "#009E73", "*:")):
@@ -84,7 +67,7 @@ def main():
     if args.figure or args.figure_path:
         return draw(args)
     runs = paired.read_runs(args.kvlab, args.runs)
-    summary, rows = list(summaries(runs)), differences(runs)
+    summary, rows = list(summaries(runs)), paired.differences(runs, PAIRS)
     paired.write_csv(args.out / "formats.csv", summary)
     paired.write_csv(args.out / "pairs.csv", rows)
     write_table(args.out / "formats.md", summary, rows)

@@ -5,7 +5,6 @@
     experiments/e21_quest/pages.py --figure    caches.csv -> pages.svg (needs matplotlib too)
     --runs runs/e21_large --out experiments/e21_quest/large    the same of large.yaml
 """
-import csv
 import re
 import sys
 from pathlib import Path
@@ -42,33 +41,17 @@ def summaries(runs):
                    "resident_bytes": int(facts["memory_resident_bytes"])}
 
 
-def differences(runs):
-    rows = []
-    for a, b in PAIRS:
-        if a in runs and b in runs:
-            windows = paired.common_windows(runs[a], runs[b])
-            found = paired.interval(paired.column(runs[a], "kld", windows) - paired.column(runs[b], "kld", windows))
-            rows.append({"a": a, "b": b, "windows": len(windows), **{k: found[k] for k in ("mean", "low", "high", "p")}, "run": f"{runs[a]['run']} {runs[b]['run']}"})
-    paired.add_holm(rows)
-    for row in rows:
-        row["verdict"] = "exploratory" if row["windows"] < 16 else "not resolved" if row["p_holm"] >= 0.05 else "better" if row["mean"] < 0 else "worse"
-    return rows
-
-
 def write_table(path, summary, rows):
     lines = ["<!-- pages.py writes these tables -->", "KLD to f16 that reads all, nats a token, with its 95 % t-interval over windows. Read: bytes of the newest token's attention; held: resident bytes.", "",
              "| cache | tokens read | windows | KLD | same top-1 | read | held |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     lines += [f"| {row['kind']} | {row['tokens']} | {row['windows']} | {row['kld_mean']:.4f} [{row['kld_low']:.4f}, {row['kld_high']:.4f}] | {row['same_top1']:.3f} +- {row['same_top1_half']:.3f} | {row['read_bytes']:,} | "
               f"{row['resident_bytes']:,} |" for row in summary]
-    lines += ["", f"A - B, paired by window; p adjusted over the table (Holm, {len(rows)} rows). Negative: A is better.", "",
-              "| A | B | KLD A - B | p | |", "| --- | --- | ---: | ---: | --- |"]
-    lines += [f"| `{row['a']}` | `{row['b']}` | {paired.show(row)} | {row['p_holm']:.2g} | {row['verdict']} |" for row in rows]
+    lines += ["", *paired.differences_table(rows)]
     path.write_text("\n".join(lines) + "\n")
 
 
 def draw(args):
-    with open(args.out / "caches.csv", newline="") as file:
-        summary = list(csv.DictReader(file))
+    summary = paired.read_csv(args.out / "caches.csv")
     figure, panels = paired.new_figure(12, 4.6, columns=2, sharey=True)
     for axes, measure, label in zip(panels, ("read_bytes", "resident_bytes"), ("MB that a token's attention reads", "MB held")):
         for kind, (_, colour, shape) in KINDS.items():
@@ -92,7 +75,7 @@ def main():
     if args.figure or args.figure_path:
         return draw(args)
     runs = paired.read_runs(args.kvlab, args.runs)
-    summary, rows = list(summaries(runs)), differences(runs)
+    summary, rows = list(summaries(runs)), paired.differences(runs, PAIRS)
     paired.write_csv(args.out / "caches.csv", summary)
     paired.write_csv(args.out / "pages.csv", rows)
     write_table(args.out / "pages.md", summary, rows)

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """What papers on smaller caches by the model's shape claim (fewer heads, latents, shared layers), and what was measured here: shape.csv, from the tables of e30 and e31."""
-import csv
 import sys
 from pathlib import Path
 
@@ -26,11 +25,6 @@ LATENTS = [
 ]
 
 
-def read_csv(*path):
-    with open(HERE.parent.joinpath(*path), newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def claim(paper, text, model, experiment, measured, found, verdict, run):
     return {"paper": paper, "claim": text, "model": model, "experiment": experiment, "measured": measured, "interval": f"[{found['low']:+.4f}, {found['high']:+.4f}]", "verdict": verdict, "run": run}
 
@@ -45,7 +39,7 @@ def verdict_of(found, lower_claimed, enough):
 def trained():
     """Differences in bits a byte, paired by seed: e30 gives `other - better`."""
     for paper, text, better, other in TRAINED:
-        for row in read_csv("e30_family", "verdicts.csv"):
+        for row in paired.read_csv(HERE.parent / "e30_family/verdicts.csv"):
             if (row["better"], row["other"]) == (better, other) and "recall" not in row["claim"]:
                 mean, half = -float(row["difference"]), float(row["half"])
                 found = {"mean": mean, "low": mean - half, "high": mean + half}
@@ -53,7 +47,7 @@ def trained():
 
 
 def latents():
-    rows = read_csv("e31_latent", "latent.csv")
+    rows = paired.read_csv(HERE.parent / "e31_latent/latent.csv")
     for paper, text, a, b, column, lower, model in LATENTS:
         ours, other = ({row["chunk"]: row for row in rows if row["row"] == name} for name in (a, b))
         windows = sorted(ours.keys() & other.keys(), key=int)

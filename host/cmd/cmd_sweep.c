@@ -498,8 +498,9 @@ static void learn(struct run *run, size_t ended)
 {
     for (size_t i = 0; i < run->sweep.n; i++) {
         struct estimate *e = &run->estimate[i];
+        if (!is_left(&run->sweep.cell[i])) continue;
         const unsigned now = alike(e, &run->estimate[ended]);
-        if (!is_left(&run->sweep.cell[i]) || (e->n && now < e->alike)) continue;
+        if (e->n && now < e->alike) continue;
         if (e->n == 0 || now > e->alike) {
             e->alike = now;
             e->seconds = 0.0;

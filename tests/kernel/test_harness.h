@@ -27,8 +27,7 @@ static struct kvl_device *kvl_test_device;
 /* An emulated GPU (llvmpipe): minutes for what takes other devices seconds. Tests do a part of their rows there. */
 static inline bool kvl_device_is_slow(void)
 {
-    const struct kvl_caps *caps = kvl_device_caps(kvl_test_device);
-    return caps->type == KVL_DEVICE_CPU && caps->float_width == 1;
+    return kvl_loops_are_cut(kvl_device_caps(kvl_test_device));
 }
 
 /* Mesa's rusticl makes a kernel's code anew at each launch, 5 to 12 ms of processor time: on such a device, tests of thousands of launches take fewer
